@@ -1,0 +1,1 @@
+"""Where runs execute: what this machine and a Ray cluster offer."""

@@ -1,0 +1,136 @@
+"""`fedsir doctor`: what this machine, torch, Ray and the store say about themselves, side by side."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+GIB = 2**30
+PACKAGES = ("torch", "torchvision", "lightning", "ray", "mlflow", "numpy", "scikit-learn", "pydantic")
+CLUSTER_VARIABLES = (
+    "CUDA_VISIBLE_DEVICES",
+    "SLURM_JOB_ID",
+    "SLURM_CPUS_ON_NODE",
+    "RAY_ADDRESS",
+    "OMP_NUM_THREADS",
+)
+
+
+def register(application: typer.Typer) -> None:
+    """Add the command to the `fedsir` application."""
+    application.command()(doctor)
+
+
+def doctor(
+    tracking_uri: Annotated[
+        str | None, typer.Option(help="MLflow store to look at; default: the default store.")
+    ] = None,
+    ray_address: Annotated[
+        str | None, typer.Option(help="Look at this Ray cluster instead of starting a local one.")
+    ] = None,
+) -> None:
+    """Check Python, torch, devices, Ray's view, disk and the MLflow store; starts nothing that stays.
+
+    Exit code 1 when something needed does not work.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    rows = [*_python(), *_torch(), *_environment(), *_ray(ray_address), *_disk(), *_store(tracking_uri)]
+    table = Table(title="fedsir doctor", show_header=False)
+    for name, value, healthy in rows:
+        table.add_row(name, value, "[green]ok[/green]" if healthy else "[red]problem[/red]")
+    Console().print(table)
+    if not all(healthy for _, _, healthy in rows):
+        raise typer.Exit(1)
+
+
+Row = tuple[str, str, bool]
+
+
+def _python() -> list[Row]:
+    rows: list[Row] = [("python", f"{platform.python_version()} at {sys.executable}", True)]
+    for package in PACKAGES:
+        try:
+            rows.append((package, version(package), True))
+        except PackageNotFoundError:
+            rows.append((package, "not installed; run pip install -e .", False))
+    return rows
+
+
+def _torch() -> list[Row]:
+    import torch
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    rows: list[Row] = [("cpu", f"{cores} cores usable, torch uses {torch.get_num_threads()} threads", True)]
+    if not torch.cuda.is_available():
+        build = torch.version.cuda
+        reason = "a CPU build of torch" if build is None else f"torch was built for CUDA {build} but sees no device"
+        rows.append(("gpu", f"none ({reason})", True))
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        rows.append((f"gpu {index}", f"{properties.name}, {properties.total_memory / GIB:.1f} GiB", True))
+    return rows
+
+
+def _environment() -> list[Row]:
+    return [(name, os.environ[name], True) for name in CLUSTER_VARIABLES if name in os.environ]
+
+
+def _ray(address: str | None) -> list[Row]:
+    import ray
+
+    from fedsir.clients.pool import start_ray
+    from fedsir.config.training import ExecutionConfig
+    from fedsir.errors import BadInput
+
+    try:
+        start_ray(ExecutionConfig(ray_address=address))
+        resources = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    except BadInput as error:
+        return [("ray", str(error), False)]
+    finally:
+        ray.shutdown()
+    memory = resources.get("memory", 0) / GIB
+    store = resources.get("object_store_memory", 0) / GIB
+    devices = f"{resources.get('CPU', 0):g} CPU, {resources.get('GPU', 0):g} GPU"
+    seen = f"{devices}, {memory:.1f} GiB, object store {store:.1f} GiB"
+    rows: list[Row] = [("ray", seen, True)]
+    shared = Path("/dev/shm")
+    if shared.is_dir():
+        free = shutil.disk_usage(shared).free / GIB
+        enough = free >= min(store, 1.0)
+        hint = "" if enough else "; the object store spills to disk, enlarge it (containers: --shm-size)"
+        rows.append(("shared memory", f"{free:.1f} GiB free at {shared}{hint}", enough))
+    return rows
+
+
+def _disk() -> list[Row]:
+    from fedsir.data.cache import cache_root
+
+    folder = cache_root(None)
+    existing = next(p for p in (folder, *folder.parents) if p.exists())
+    writable = os.access(existing, os.W_OK)
+    free = shutil.disk_usage(existing).free / GIB
+    return [("image cache", f"{folder}, {free:.1f} GiB free{'' if writable else ', not writable'}", writable)]
+
+
+def _store(uri: str | None) -> list[Row]:
+    from fedsir.errors import BadInput
+    from mlflow_tracking.config import TrackingConfig
+    from mlflow_tracking.store import check_store
+
+    try:
+        config = TrackingConfig() if uri is None else TrackingConfig(uri=uri)
+        status = check_store(config)
+        runs = "" if status.runs is None else f", {status.runs} runs"
+        return [("store", f"{status.uri}: {status.detail}{runs}", status.reachable)]
+    except (BadInput, ValueError) as error:
+        return [("store", str(error), False)]

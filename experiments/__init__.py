@@ -1,0 +1,1 @@
+"""What to run: run files, presets and the `fedsir` command."""

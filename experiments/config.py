@@ -1,0 +1,177 @@
+"""Run files: YAML plus `--set section.key=value`, validated, with errors a person can act on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from experiments.explain import explain
+from fedsir.config.method import MethodConfig
+from fedsir.config.run import RunConfig
+from fedsir.errors import BadInput
+from fedsir.methods.registry import find_method, parse_method_config
+from mlflow_tracking.config import TrackingConfig
+
+MISSING = "???"
+"""Value of a preset's key that only the user can fill in."""
+
+MAX_FILE_BYTES = 1_000_000
+
+
+class RunFile(RunConfig):
+    """One run as a user submits it: the run itself and where it is recorded."""
+
+    tracking: TrackingConfig = TrackingConfig()
+    work_dir: Path = Path("fedsir-runs")
+
+    def identity(self) -> str:
+        """The identity of the run alone: recording it elsewhere does not change a result."""
+        return RunConfig.model_validate(self.run_values()).identity()
+
+    def run_values(self) -> dict[str, Any]:
+        """The values that belong to `RunConfig`."""
+        return {name: getattr(self, name) for name in RunConfig.model_fields}
+
+    @property
+    def checkpoint_file(self) -> Path:
+        """Where an interrupted run continues from."""
+        return self.work_dir / "checkpoints" / f"{self.identity()}.safetensors"
+
+
+def presets() -> list[str]:
+    """Names of the presets that come with the package."""
+    folder = resources.files("experiments") / "presets"
+    return sorted(p.name.removesuffix(".yaml") for p in folder.iterdir() if p.name.endswith(".yaml"))
+
+
+def load_run_file(source: str, overrides: Sequence[str]) -> RunFile:
+    """Read a preset name or YAML path, apply `section.key=value` overrides and validate.
+
+    Raises BadInput with the path of the key, the value and what is allowed.
+    """
+    values = _read(source)
+    for override in overrides:
+        _apply(values, override)
+    unfilled = sorted(_unfilled(values))
+    if unfilled:
+        raise BadInput(
+            f"{source}: {', '.join(unfilled)} must be set.\n"
+            f"For example: --set {unfilled[0]}=VALUE, or a YAML file of your own."
+        )
+    try:
+        if "method" in values:
+            # Parsed first, since the class of a method's settings is known only by its name.
+            values["method"] = _parse_method(values["method"])
+        return RunFile.model_validate(values)
+    except ValidationError as error:
+        raise BadInput(f"{source}: the configuration is not valid.\n{explain(error, RunFile)}") from error
+
+
+def _parse_method(value: object) -> MethodConfig:
+    try:
+        return parse_method_config(value)
+    except ValidationError as error:
+        name = value.get("name") if isinstance(value, Mapping) else value
+        raise BadInput(
+            f"the settings of method {name} are not valid.\n{explain(error, type_of_method(str(name)), 'method.')}"
+        ) from error
+    except ValueError as error:
+        raise BadInput(f"method = {value!r}: {error}") from error
+
+
+def type_of_method(name: str) -> type[MethodConfig]:
+    """The configuration class of a method."""
+    return find_method(name).config
+
+
+def _read(source: str) -> dict[str, Any]:
+    if source in presets():
+        name, text = (
+            source,
+            (resources.files("experiments") / "presets" / f"{source}.yaml").read_text("utf-8"),
+        )
+    else:
+        path = Path(source)
+        name = str(path)
+        if not path.is_file():
+            raise BadInput(f"no such configuration: {source}.\nGive a YAML file or a preset: {', '.join(presets())}.")
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise BadInput(f"{path} is {path.stat().st_size} bytes; a run file is at most {MAX_FILE_BYTES}.")
+        try:
+            text = path.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadInput(f"{path} cannot be read as UTF-8 text: {error}") from error
+    values = _parse_yaml(text, name)
+    if values is None:
+        values = {}
+    if not isinstance(values, dict):
+        raise BadInput(f"{name}: expected a mapping of sections (data, federation, ...), got {type(values).__name__}.")
+    return values
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain YAML without aliases (which expand exponentially), with unique keys and numbers such as 3e-4."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()  # type: ignore[no-untyped-call]
+            raise yaml.composer.ComposerError(None, None, "aliases are not allowed", event.start_mark)
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key.value!r} is given twice", key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+# YAML 1.1 reads 3e-4 as a string; everybody means the number.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def _parse_yaml(text: str, name: str) -> Any:
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise BadInput(f"{name} is not valid YAML: {' '.join(str(error).split())}") from error
+
+
+def _apply(values: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    parts = key.strip().split(".")
+    if not separator or not all(parts):
+        raise BadInput(f"--set {override}: expected section.key=value, for example federation.noise.ratio=0.6.")
+    section = values
+    for depth, part in enumerate(parts[:-1]):
+        if part == "method" and isinstance(section.get(part), str):
+            section[part] = {"name": section[part]}
+        inner = section.setdefault(part, {})
+        if not isinstance(inner, dict):
+            raise BadInput(f"--set {override}: {'.'.join(parts[: depth + 1])} is a value, not a section.")
+        section = inner
+    value = _parse_yaml(text, f"--set {override}")
+    before = section.get(parts[-1])
+    if parts[-1] == "name" and parts[:-1] == ["method"] and before not in (None, value):
+        # Settings of the method that the file named do not belong to the new one.
+        section.clear()
+    section[parts[-1]] = value
+
+
+def _unfilled(values: Mapping[str, Any], prefix: str = "") -> list[str]:
+    found = []
+    for key, value in values.items():
+        if value == MISSING:
+            found.append(f"{prefix}{key}")
+        elif isinstance(value, Mapping):
+            found += _unfilled(value, f"{prefix}{key}.")
+    return found

@@ -1,0 +1,1 @@
+"""Client side: the LightningModule, the tasks clients run, and who runs them (this process or Ray actors)."""

@@ -1,0 +1,106 @@
+"""Who runs client tasks: the interface, and the simplest implementation (this process)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from fedsir.clients.runtime import Client, ClientRuntime, RuntimeSetup, Seconds, set_threads
+from fedsir.clients.tasks import Broadcast, ClientResult, ClientTask
+from fedsir.errors import RunFailed
+from fedsir.seeding import Stream, integer
+
+
+@dataclass(frozen=True)
+class WorkItem:
+    """One task for one client. `cost` orders the work (longest first) and has no other meaning."""
+
+    client: int
+    round: int
+    task: ClientTask[Any]
+    cost: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Result of a work item and the seconds it took inside the worker."""
+
+    result: ClientResult[Any]
+    seconds: Seconds
+
+
+class Executor(Protocol):
+    """Runs work items; results are the same bits whoever runs them, in the order of the items."""
+
+    @property
+    def slots(self) -> int:
+        """How many items run at the same time."""
+        ...
+
+    def prepare(self, setup: RuntimeSetup) -> None:
+        """Make every worker ready for the clients of one run."""
+        ...
+
+    def run(self, items: Sequence[WorkItem], broadcast: Broadcast) -> list[Outcome]:
+        """Run all items; raises RunFailed naming the client and round whose task failed."""
+        ...
+
+    def close(self) -> None:
+        """Release workers."""
+        ...
+
+
+def perform(runtime: ClientRuntime, item: WorkItem, broadcast: Broadcast) -> Outcome:
+    """Run one item in this process."""
+    begin = time.perf_counter()
+    seconds = Seconds()
+    # Dropout and other torch randomness: addressed by client and round like everything else.
+    torch.manual_seed(integer(runtime.setup.seed, Stream.DROPOUT, item.client, item.round))
+    result = item.task(Client(item.client, item.round, runtime, seconds), broadcast)
+    seconds.compute = time.perf_counter() - begin - seconds.data
+    return Outcome(result, seconds)
+
+
+def failure(item: WorkItem, error: BaseException) -> RunFailed:
+    """The error a user sees when client work fails."""
+    return RunFailed(
+        f"client {item.client}, round {item.round}: {type(item.task).__name__} failed: {type(error).__name__}: {error}"
+    )
+
+
+class InProcessExecutor:
+    """Runs everything here, one item after the other; for debugging with breakpoints."""
+
+    slots = 1
+
+    def __init__(self) -> None:
+        self._runtime: ClientRuntime | None = None
+
+    def prepare(self, setup: RuntimeSetup) -> None:
+        set_threads(setup.threads)
+        if self._runtime is None or not self._runtime.reconfigure(setup):
+            self._runtime = ClientRuntime(setup)
+
+    def run(self, items: Sequence[WorkItem], broadcast: Broadcast) -> list[Outcome]:
+        if self._runtime is None:
+            raise RuntimeError("prepare() must come before run()")
+        outcomes = []
+        with torch.random.fork_rng(devices=[]):
+            for item in items:
+                try:
+                    outcomes.append(perform(self._runtime, item, broadcast))
+                except Exception as error:
+                    raise failure(item, error) from error
+        return outcomes
+
+    def close(self) -> None:
+        self._runtime = None
+
+
+def longest_first(items: Sequence[WorkItem]) -> list[int]:
+    """Positions of the items by falling cost; ties keep their order."""
+    return sorted(range(len(items)), key=lambda i: -items[i].cost)

@@ -1,0 +1,233 @@
+"""A pool of warm Ray actors that serves the clients of one run after the other."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+
+from fedsir.clients.executor import Outcome, WorkItem, failure, longest_first, perform
+from fedsir.clients.runtime import ClientRuntime, RuntimeSetup, set_threads
+from fedsir.clients.tasks import Broadcast
+from fedsir.config.training import ExecutionConfig
+from fedsir.errors import BadInput, RunFailed
+
+MAX_ATTEMPTS = 3
+"""How often one item is tried when actors die under it; a task that kills its actor must not do so for ever."""
+
+IN_FLIGHT = 2
+"""Items queued per actor, so that the next one is already there when one ends."""
+
+
+class ClientActor:
+    """Ray actor around a `ClientRuntime`; keeps caches only, so it can be replaced at any time."""
+
+    def __init__(self) -> None:
+        self._runtime: ClientRuntime | None = None
+
+    def prepare(self, setup: RuntimeSetup) -> None:
+        """Be ready for the clients of one run."""
+        set_threads(setup.threads)
+        if self._runtime is None or not self._runtime.reconfigure(setup):
+            self._runtime = ClientRuntime(setup)
+
+    def run(self, item: WorkItem, broadcast: Broadcast) -> Outcome:
+        """Run one task."""
+        if self._runtime is None:
+            raise RuntimeError("prepare() must come before run()")
+        return perform(self._runtime, item, broadcast)
+
+    def pid(self) -> int:
+        """Process id of the actor, for diagnosis."""
+        return os.getpid()
+
+
+def start_ray(config: ExecutionConfig) -> None:
+    """Join the configured Ray cluster, or start a quiet local one bound to the loopback address.
+
+    Raises BadInput when the address cannot be joined.
+    """
+    if ray.is_initialized():
+        return
+    # Set before Ray starts: actors inherit it, and BLAS libraries read it when they load.
+    environment = {"env_vars": {"OMP_NUM_THREADS": str(config.threads)}}
+    try:
+        if config.ray_address is None:
+            ray.init(
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                configure_logging=True,
+                _node_ip_address="127.0.0.1",
+                runtime_env=environment,
+            )
+        else:
+            ray.init(
+                address=config.ray_address,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                runtime_env=environment,
+            )
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise BadInput(
+            f"execution.ray_address: cannot join the Ray cluster at {config.ray_address}: "
+            f"{str(error).splitlines()[0]}\nStart one with `ray start --head`, or leave execution.ray_address out."
+        ) from error
+
+
+def pool_size(config: ExecutionConfig, clients: int, cpus: float, gpus: float) -> tuple[int, float]:
+    """Number of actors and GPU fraction of each.
+
+    Raises BadInput when the cluster cannot hold them.
+    """
+    fraction = config.gpus_per_client or 0.0
+    if config.device == "cuda" and fraction == 0.0:
+        fraction = 1.0
+    if fraction > 0 and config.device == "cpu":
+        raise BadInput(
+            f"execution.gpus_per_client is {fraction:g} but execution.device is cpu.\n"
+            "Set execution.device to auto or cuda, or leave gpus_per_client out."
+        )
+    if config.actors == "per-client":
+        actors = clients
+    elif isinstance(config.actors, int):
+        actors = min(config.actors, clients)
+    elif fraction > 0:
+        # Whole copies of the fraction on each GPU: 0.4 fits twice on one GPU, not two and a half times.
+        fits = int(gpus) * int(1 / fraction + 1e-9) if fraction <= 1 else int(gpus / fraction)
+        actors = max(1, min(clients, fits))
+    else:
+        actors = max(1, min(clients, int(cpus) // config.threads))
+    needed = actors * fraction
+    if needed > gpus + 1e-9:
+        raise BadInput(
+            f"execution: {actors} actors with {fraction:g} GPU each need {needed:g} GPUs, but Ray sees {gpus:g}.\n"
+            "Lower execution.gpus_per_client or execution.actors, or set execution.device to cpu."
+        )
+    return actors, fraction
+
+
+class ActorPool:
+    """Executor on Ray actors; `actors` and GPU fractions as configured, started once and reused over runs."""
+
+    def __init__(self, config: ExecutionConfig, clients: int) -> None:
+        """Start the actors. Raises BadInput when the cluster lacks the resources."""
+        start_ray(config)
+        resources = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        cpus = float(resources.get("CPU", 1.0))
+        self._config = config
+        self.slots, self._gpu_fraction = pool_size(config, clients, cpus, float(resources.get("GPU", 0.0)))
+        # More actors than cores share them: Ray counts CPUs logically and would otherwise wait for ever.
+        self._cpu_share = min(float(config.threads), int(cpus / self.slots * 1e4) / 1e4)
+        self._per_client = config.actors == "per-client"
+        self._setup_ref: Any = None
+        self._actors = [self._start_actor() for _ in range(self.slots)]
+        self._await_start()
+
+    @property
+    def device(self) -> str:
+        """Accelerator of the actors: `cuda` when they hold GPU fractions."""
+        return "cuda" if self._gpu_fraction > 0 else "cpu"
+
+    def _start_actor(self) -> Any:
+        remote = ray.remote(ClientActor)
+        return remote.options(num_cpus=self._cpu_share, num_gpus=self._gpu_fraction, max_restarts=0).remote()
+
+    def _await_start(self) -> None:
+        try:
+            ray.get([actor.pid.remote() for actor in self._actors], timeout=self._config.startup_timeout_s)
+        except GetTimeoutError as error:
+            have = ray.available_resources()  # type: ignore[no-untyped-call]
+            self.close()
+            raise BadInput(
+                f"execution: {self.slots} actors ({self._cpu_share:g} CPU, {self._gpu_fraction:g} GPU each) did not "
+                f"start within {self._config.startup_timeout_s:g} s; Ray has {have.get('CPU', 0):g} CPU and "
+                f"{have.get('GPU', 0):g} GPU free.\nLower execution.actors or raise execution.startup_timeout_s."
+            ) from error
+
+    def pids(self) -> list[int]:
+        """Process ids of the actors."""
+        return list(ray.get([actor.pid.remote() for actor in self._actors]))
+
+    def prepare(self, setup: RuntimeSetup) -> None:
+        self._setup_ref = ray.put(setup)
+        ray.get([actor.prepare.remote(self._setup_ref) for actor in self._actors])
+
+    def run(self, items: Sequence[WorkItem], broadcast: Broadcast) -> list[Outcome]:
+        shared = ray.put(dict(broadcast))
+        waiting: dict[int, deque[int]] = {slot: deque() for slot in range(self.slots)}
+        common: deque[int] = deque()
+        for position in longest_first(items):
+            if self._per_client:
+                waiting[items[position].client % self.slots].append(position)
+            else:
+                common.append(position)
+        outcomes: dict[int, Outcome] = {}
+        attempts = [0] * len(items)
+        running: dict[Any, tuple[int, int]] = {}
+
+        def feed(slot: int, limit: int) -> None:
+            queue = waiting[slot] or common
+            load = sum(1 for s, _ in running.values() if s == slot)
+            while load < limit and queue:
+                position = queue.popleft()
+                reference = self._actors[slot].run.remote(items[position], shared)
+                running[reference] = (slot, position)
+                load += 1
+                queue = waiting[slot] or common
+
+        # One item each before anyone's second, so that the longest items do not queue behind each other.
+        for limit in range(1, IN_FLIGHT + 1):
+            for slot in range(self.slots):
+                feed(slot, limit)
+        while running:
+            done, _ = ray.wait(list(running), num_returns=1)
+            slot, position = running.pop(done[0])
+            item = items[position]
+            try:
+                outcomes[position] = ray.get(done[0])
+            except RayTaskError as error:
+                self._drain(running)
+                raise failure(item, error.cause if error.cause is not None else error) from error
+            except RayActorError as error:
+                attempts[position] += 1
+                if attempts[position] >= MAX_ATTEMPTS:
+                    self._drain(running)
+                    raise RunFailed(
+                        f"client {item.client}, round {item.round}: {type(item.task).__name__} lost its actor "
+                        f"{MAX_ATTEMPTS} times; the last one died: {str(error).splitlines()[0]}\n"
+                        "Often this is memory: lower execution.actors or training.batch_size."
+                    ) from error
+                self._replace(slot, error)
+                # Whatever was queued on the dead actor fails with the same error; it is only put back here.
+                for reference in [r for r, (s, _) in running.items() if s == slot]:
+                    _, lost = running.pop(reference)
+                    (waiting[slot] if self._per_client else common).appendleft(lost)
+                (waiting[slot] if self._per_client else common).appendleft(position)
+            feed(slot, IN_FLIGHT)
+        return [outcomes[i] for i in range(len(items))]
+
+    def _replace(self, slot: int, error: RayActorError) -> None:
+        self._actors[slot] = self._start_actor()
+        try:
+            ray.get(self._actors[slot].prepare.remote(self._setup_ref), timeout=self._config.startup_timeout_s)
+        except (GetTimeoutError, RayActorError) as again:
+            raise RunFailed(f"a client actor died and could not be replaced: {error}") from again
+
+    @staticmethod
+    def _drain(running: dict[Any, tuple[int, int]]) -> None:
+        # Later runs reuse the actors: nothing of a failed run may still be in their queues.
+        ray.wait(list(running), num_returns=len(running)) if running else None
+        running.clear()
+
+    def close(self) -> None:
+        """Kill the actors; Ray itself stays up for the next pool."""
+        for actor in self._actors:
+            ray.kill(actor)
+        self._actors = []
+        self._setup_ref = None

@@ -1,0 +1,133 @@
+"""What a process needs to serve any client of a run: module, optimizer and images, built once and reused."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from lightning.fabric import Fabric
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedsir.clients.module import ClientModule
+from fedsir.clients.objective import CrossEntropy
+from fedsir.config.data import TransformConfig
+from fedsir.config.training import ModelConfig, Precision
+from fedsir.models.binding import FlatBinding
+from fedsir.models.network import build_network
+from fedsir.seeding import Stream, generator
+
+
+@dataclass(frozen=True)
+class RuntimeSetup:
+    """Everything an actor must know to serve any client of one run; shipped once per run.
+
+    train_images, test_images: (N, H, W) uint8. indices: K arrays of positions in `train_images`.
+    """
+
+    model: ModelConfig
+    num_classes: int
+    transform: TransformConfig
+    train_images: NDArray[np.uint8]
+    test_images: NDArray[np.uint8]
+    indices: tuple[NDArray[np.int64], ...]
+    seed: int
+    threads: int
+    device: str
+    precision: Precision
+
+
+@dataclass
+class Seconds:
+    """Seconds one task spent preparing batches and computing."""
+
+    data: float = 0.0
+    compute: float = 0.0
+
+
+class ClientRuntime:
+    """Module, optimizer and image access for one process.
+
+    It holds only caches: whatever must survive a task travels in the task's result.
+    """
+
+    def __init__(self, setup: RuntimeSetup) -> None:
+        self.setup = setup
+        # LightningEnvironment keeps a client from reading SLURM variables as if it were a rank of a larger job.
+        self.fabric = Fabric(
+            accelerator=setup.device, devices=1, precision=setup.precision, plugins=[LightningEnvironment()]
+        )
+        module = ClientModule(build_network(setup.model, setup.num_classes), CrossEntropy())
+        self.fabric_module, self.fabric_optimizer = self.fabric.setup(module, module.configure_optimizers())
+        self.module = module
+        self.network = module.network
+        self.optimizer: torch.optim.Optimizer = self.fabric_optimizer.optimizer
+        self.device = self.fabric.device
+        self.binding = FlatBinding(module.network)
+        self._on_device: dict[int, Tensor] = {}
+
+    def reconfigure(self, setup: RuntimeSetup) -> bool:
+        """Serve another run with the same module; False when the run needs another one."""
+        same = (
+            setup.model == self.setup.model
+            and setup.num_classes == self.setup.num_classes
+            and (setup.device, setup.precision, setup.threads)
+            == (self.setup.device, self.setup.precision, self.setup.threads)
+        )
+        if same:
+            self.setup = setup
+            self._on_device.clear()
+        return same
+
+    def client_images(self, client: int, positions: NDArray[np.int64]) -> Tensor:
+        """Raw images (B, H, W) uint8 of a client on its device, by position within the client."""
+        indices = self.setup.indices[client]
+        if self.device.type == "cpu":
+            # The shared array is read-only memory; picking copies just the batch.
+            return torch.from_numpy(self.setup.train_images[indices[positions]])
+        if client not in self._on_device:
+            self._on_device[client] = torch.from_numpy(self.setup.train_images[indices]).to(self.device)
+        return self._on_device[client][torch.from_numpy(positions).to(self.device)]
+
+    def test_images(self, start: int, stop: int) -> Tensor:
+        """Raw held-out images (B, H, W) uint8 on the device."""
+        return torch.from_numpy(np.array(self.setup.test_images[start:stop])).to(self.device)
+
+
+@dataclass(frozen=True)
+class Client:
+    """The client a task works for: its identity, its randomness and the runtime that serves it."""
+
+    id: int
+    round: int
+    runtime: ClientRuntime
+    seconds: Seconds
+
+    @property
+    def size(self) -> int:
+        """Number of images the client holds."""
+        return len(self.runtime.setup.indices[self.id])
+
+    def generator(self, stream: Stream) -> np.random.Generator:
+        """Random numbers that depend on run seed, purpose, client and round only."""
+        return generator(self.runtime.setup.seed, stream, self.id, self.round)
+
+    @contextmanager
+    def timing_data(self) -> Iterator[None]:
+        """Counts the enclosed time as preparing data."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds.data += time.perf_counter() - begin
+
+
+def set_threads(threads: int) -> None:
+    """Intra-op threads of this process; part of what determines bits, see `ExecutionConfig.threads`."""
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)

@@ -1,0 +1,48 @@
+"""The configuration of one run: everything that determines its result, and where it executes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from pydantic import SerializeAsAny, field_validator
+
+from fedsir.config.base import NonNegativeInt, Section
+from fedsir.config.data import DataConfig
+from fedsir.config.federation import FederationConfig
+from fedsir.config.method import MethodConfig
+from fedsir.config.training import EvaluationConfig, ExecutionConfig, ModelConfig, TrainingConfig
+from fedsir.methods.registry import parse_method_config
+
+
+class RunConfig(Section):
+    """One condition, one method, one seed."""
+
+    name: str = "run"
+    seed: NonNegativeInt = 0
+    data: DataConfig
+    federation: FederationConfig = FederationConfig()
+    model: ModelConfig = ModelConfig()
+    training: TrainingConfig = TrainingConfig()
+    method: SerializeAsAny[MethodConfig]
+    evaluation: EvaluationConfig = EvaluationConfig()
+    execution: ExecutionConfig = ExecutionConfig()
+
+    @field_validator("method", mode="before")
+    @classmethod
+    def _method_by_name(cls, value: Any) -> Any:
+        return parse_method_config(value)
+
+    def identity(self) -> str:
+        """16 hex digits that change exactly when something that determines the result changes.
+
+        Where a run executes does not count, except what is known to change bits: threads per client, the
+        device asked for and the precision.
+        """
+        content = self.model_dump(mode="json", exclude={"name", "execution"})
+        content["execution"] = self.execution.model_dump(mode="json", include={"threads", "device", "precision"})
+        for location in ("cache_dir",):
+            content["data"].pop(location, None)
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]

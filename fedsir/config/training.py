@@ -1,0 +1,62 @@
+"""The network, the training budget and where it runs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from fedsir.config.base import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, Section
+
+Precision = Literal["32", "bf16-mixed"]
+BackboneName = Literal["squeezenet1_1", "shufflenet_v2_x1_0", "regnet_y_400mf", "tiny"]
+
+
+class ModelConfig(Section):
+    """Backbone and the weights it starts from.
+
+    `weights`: `imagenet` (torchvision), `random`, `phantom-pretext` (only `tiny`), or the path of a file.
+    """
+
+    backbone: BackboneName = "squeezenet1_1"
+    weights: str = Field(default="imagenet", min_length=1)
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+
+class OptimizerConfig(Section):
+    """Adam with coupled L2 weight decay, fresh for every client and round (methods 0.3)."""
+
+    lr: PositiveFloat = 3e-4
+    weight_decay: NonNegativeFloat = 5e-4
+
+
+class TrainingConfig(Section):
+    """Budget of the main stage; equal for every method of a condition."""
+
+    rounds: PositiveInt = 100
+    local_epochs: PositiveInt = 1
+    batch_size: PositiveInt = 128
+    optimizer: OptimizerConfig = OptimizerConfig()
+
+
+class EvaluationConfig(Section):
+    """How the global model is evaluated on the held-out images after every round."""
+
+    bootstrap_samples: PositiveInt = 1000
+    confidence: Fraction = 0.95
+
+
+class ExecutionConfig(Section):
+    """Where client work runs; none of it may change a result except `threads`, `device` and `precision`.
+
+    `actors`: `per-client`, a number of Ray actors that share the clients, `auto` (one per CPU core, at most
+    one per client; per client when clients get GPU fractions) or `in-process` (no Ray, for debugging).
+    """
+
+    actors: PositiveInt | Literal["auto", "per-client", "in-process"] = "auto"
+    threads: PositiveInt = Field(default=1, description="CPU threads per client; part of what determines the bits")
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    gpus_per_client: NonNegativeFloat | None = Field(default=None, description="GPU fraction of each actor")
+    precision: Precision = "32"
+    ray_address: str | None = Field(default=None, description="join this Ray cluster instead of starting one")
+    startup_timeout_s: PositiveFloat = 120.0

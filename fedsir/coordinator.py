@@ -1,0 +1,301 @@
+"""The round loop of one run: dispatch, evaluation, checkpoint, events."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsir import checkpoint
+from fedsir.clients.executor import Executor, Outcome, WorkItem
+from fedsir.clients.runtime import RuntimeSetup
+from fedsir.clients.tasks import ClientResult, ClientTask, PredictTest, nbytes
+from fedsir.clients.training import FORWARD_BATCH, LocalUpdate, slices_of
+from fedsir.condition import Condition
+from fedsir.config.run import RunConfig
+from fedsir.config.training import TrainingConfig
+from fedsir.data.dataset import Dataset
+from fedsir.errors import FedsirError, RunFailed
+from fedsir.evaluation.run import Evaluator
+from fedsir.events import (
+    DatasetFacts,
+    Event,
+    Recorder,
+    RoundFinished,
+    RoundRecord,
+    RunFinished,
+    RunResult,
+    RunStarted,
+    RunStopped,
+)
+from fedsir.methods.base import Method, MethodState
+from fedsir.methods.registry import find_method
+from fedsir.models.flat import FlatWeights
+
+U = TypeVar("U")
+
+
+_PARTS = ("data", "compute", "ship", "aggregate", "evaluate", "record")
+
+
+@dataclass(frozen=True)
+class _Progress:
+    """Content of a checkpoint: the method's state after `len(history)` rounds."""
+
+    state: MethodState
+    history: tuple[RoundRecord, ...]
+    seconds: float
+
+
+@dataclass
+class _RoundCosts:
+    """What the rounds' work cost; see `_Server.run_clients`."""
+
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_PARTS, 0.0))
+    bytes_up: int = 0
+    bytes_down: int = 0
+    loss: float | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+class _Server:
+    """`fedsir.methods.base.Server` on top of an executor; counts what the work costs."""
+
+    def __init__(self, config: RunConfig, condition: Condition, executor: Executor) -> None:
+        self.federation = condition.federation
+        self.training: TrainingConfig = config.training
+        self.schema = condition.schema
+        self.initial_weights = condition.initial_weights
+        self.seed = config.seed
+        self.costs = _RoundCosts()
+        self._executor = executor
+        self._sizes = condition.federation.sizes
+
+    def note(self, message: str) -> None:
+        self.costs.notes.append(message)
+
+    def run_clients(
+        self, tasks: Mapping[int, ClientTask[U]], round_: int, broadcast: Mapping[str, Any]
+    ) -> dict[int, ClientResult[U]]:
+        order = sorted(tasks)
+        items = [WorkItem(k, round_, tasks[k], int(self._sizes[k])) for k in order]
+        outcomes = self.dispatch(items, broadcast)
+        results: dict[int, ClientResult[U]] = {k: o.result for k, o in zip(order, outcomes, strict=True)}
+        self.costs.bytes_down += nbytes(broadcast) * len(order)
+        self.costs.bytes_up += sum(nbytes(r.update) for r in results.values())
+        self._collect_losses(results)
+        return results
+
+    def dispatch(self, items: Sequence[WorkItem], broadcast: Mapping[str, Any]) -> list[Outcome]:
+        """Run items and book their time: wall time splits into data, compute and the rest (ship).
+
+        `data` and `compute` are worker seconds divided by the number of workers, `ship` is what remains of the
+        wall time: transfer, scheduling and idle workers.
+        """
+        begin = time.perf_counter()
+        outcomes = self._executor.run(items, broadcast)
+        wall = time.perf_counter() - begin
+        data = sum(o.seconds.data for o in outcomes) / self._executor.slots
+        compute = sum(o.seconds.compute for o in outcomes) / self._executor.slots
+        self.costs.seconds["data"] += data
+        self.costs.seconds["compute"] += compute
+        self.costs.seconds["ship"] += max(0.0, wall - data - compute)
+        return outcomes
+
+    def _collect_losses(self, results: Mapping[int, ClientResult[Any]]) -> None:
+        updates = {k: r.update for k, r in results.items() if isinstance(r.update, LocalUpdate)}
+        for client, update in updates.items():
+            if update.skipped:
+                self.note(f"client {client} skipped {update.skipped} steps with a non-finite loss")
+        trained = [u for u in updates.values() if u.samples > 0]
+        if trained:
+            self.costs.loss = float(np.average([u.loss for u in trained], weights=[u.samples for u in trained]))
+
+
+def run(
+    config: RunConfig,
+    condition: Condition,
+    executor: Executor,
+    recorders: Sequence[Recorder],
+    checkpoint_file: Path | None,
+    device: str,
+) -> RunResult:
+    """Run one condition, method and seed to the last round, continuing from the checkpoint if there is one.
+
+    Recorders get their events in order and learn of a failure before it is raised. Raises BadInput before any
+    work when the checkpoint cannot be used, RunFailed when a client or the method fails.
+    """
+    dataset, federation = condition.dataset, condition.federation
+    method: Method[Any] = find_method(config.method.name).build(config.method)
+    # Files can change behind an unchanged configuration; a state trained on other images must not be continued.
+    identity = f"{config.identity()}-{dataset.digest[:16]}"
+    kept = _load_progress(checkpoint_file, identity, method)
+    executor.prepare(
+        RuntimeSetup(
+            model=config.model,
+            num_classes=dataset.num_classes,
+            transform=config.data.transform,
+            train_images=dataset.train.images,
+            test_images=dataset.test.images,
+            indices=federation.indices,
+            seed=config.seed,
+            threads=config.execution.threads,
+            device=device,
+            precision=config.execution.precision,
+        )
+    )
+    server = _Server(config, condition, executor)
+    announce = _Announcer(recorders)
+    announce(
+        RunStarted(
+            run_id=config.identity(),
+            config=config,
+            dataset=dataset_facts(dataset),
+            federation=federation,
+            truth=condition.truth,
+            facts=condition.facts,
+            history=kept.history if kept else (),
+        )
+    )
+    try:
+        result = _rounds(config, condition, server, method, kept, announce, checkpoint_file, identity)
+    except BaseException as error:
+        announce(RunStopped(error, killed=isinstance(error, (KeyboardInterrupt, SystemExit))))
+        if isinstance(error, (FedsirError, KeyboardInterrupt, SystemExit)):
+            raise
+        raise RunFailed(f"run {config.name} ({config.method.name}, seed {config.seed}): {error!r}") from error
+    announce(RunFinished(result))
+    if checkpoint_file is not None:
+        checkpoint_file.unlink(missing_ok=True)
+    return result
+
+
+def _rounds(
+    config: RunConfig,
+    condition: Condition,
+    server: _Server,
+    method: Method[Any],
+    kept: _Progress | None,
+    announce: _Announcer,
+    checkpoint_file: Path | None,
+    identity: str,
+) -> RunResult:
+    evaluator = Evaluator(config, condition.dataset, condition.federation, condition.truth)
+    begin = time.perf_counter()
+    earlier = kept.seconds if kept else 0.0
+    history = list(kept.history) if kept else []
+    state = kept.state if kept else None
+
+    def keep(state: MethodState) -> None:
+        if checkpoint_file is not None:
+            spent = earlier + time.perf_counter() - begin
+            content = {"state": state, "history": tuple(history), "seconds": spent}
+            checkpoint.save(checkpoint_file, identity, content)
+
+    if state is None:
+        state = _timed(server, lambda: method.begin(server))
+        keep(state)
+    figures = None
+    for t in range(len(history), config.training.rounds):
+        previous = state
+        state = _timed(server, lambda previous=previous, t=t: method.round(server, previous, t))
+        started = time.perf_counter()
+        figures = evaluator.evaluate(state, predict_test(server, state.weights, len(condition.dataset.test)))
+        server.costs.seconds["evaluate"] += time.perf_counter() - started
+        record = _record(t + 1, figures.metrics, server.costs)
+        server.costs = _RoundCosts()
+        history.append(record)
+        started = time.perf_counter()
+        keep(state)
+        announce(RoundFinished(record, config.training.rounds))
+        # Known only after the fact, so it counts for the next round.
+        server.costs.seconds["record"] = time.perf_counter() - started
+    if figures is None:
+        # Stopped after the last round's checkpoint, before the end was recorded.
+        figures = evaluator.evaluate(state, predict_test(server, state.weights, len(condition.dataset.test)))
+    return RunResult(
+        config=config,
+        final={**history[-1].metrics, **evaluator.final(figures)},
+        confusion=figures.confusion,
+        labels=state.labels,
+        predicted_noisy=None if state.identification is None else ~state.identification.clean,
+        identification=state.identification,
+        identification_figures=figures.identification,
+        weights=state.weights,
+        schema=server.schema,
+        weights_hash=weights_hash(state.weights),
+        seconds=earlier + time.perf_counter() - begin,
+    )
+
+
+def _timed(server: _Server, work: Any) -> Any:
+    """Run a method's function; its own time, less what clients took, is `aggregate`."""
+    before = sum(server.costs.seconds.values())
+    begin = time.perf_counter()
+    state = work()
+    elsewhere = sum(server.costs.seconds.values()) - before
+    server.costs.seconds["aggregate"] += max(0.0, time.perf_counter() - begin - elsewhere)
+    return state
+
+
+def _record(round_: int, metrics: Mapping[str, float], costs: _RoundCosts) -> RoundRecord:
+    values = dict(metrics)
+    if costs.loss is not None:
+        values["train/loss"] = costs.loss
+    values["bytes/up"], values["bytes/down"] = float(costs.bytes_up), float(costs.bytes_down)
+    values.update({f"seconds/{part}": spent for part, spent in costs.seconds.items()})
+    return RoundRecord(round_, values, tuple(costs.notes))
+
+
+def predict_test(server: _Server, weights: FlatWeights, images: int) -> NDArray[np.float32]:
+    """Logits (N, C) float32 of the global model on the held-out images, in fixed shards over the workers."""
+    shards = slices_of(images, FORWARD_BATCH)
+    items = [WorkItem(i, 0, PredictTest(a, b), b - a) for i, (a, b) in enumerate(shards)]
+    before = dict(server.costs.seconds)
+    outcomes = server.dispatch(items, {"weights": weights})
+    server.costs.seconds = before  # evaluation is booked as a whole
+    return np.concatenate([o.result.update for o in outcomes])
+
+
+class _Announcer:
+    """Hands events to all recorders."""
+
+    def __init__(self, recorders: Sequence[Recorder]) -> None:
+        self._recorders = recorders
+
+    def __call__(self, event: Event) -> None:
+        for recorder in self._recorders:
+            recorder.record(event)
+
+
+def _load_progress(file: Path | None, identity: str, method: Method[Any]) -> _Progress | None:
+    if file is None or not file.exists():
+        return None
+    hints = {"state": method.state_type, "history": tuple[RoundRecord, ...], "seconds": float}
+    return _Progress(**checkpoint.load(file, identity, hints))
+
+
+def dataset_facts(dataset: Dataset) -> DatasetFacts:
+    """What a record says about the images."""
+    return DatasetFacts(
+        name=dataset.name,
+        kind=dataset.kind,
+        digest=dataset.digest,
+        class_names=dataset.class_names,
+        train_images=len(dataset.train),
+        test_images=len(dataset.test),
+        train_patients=len(np.unique(dataset.train.patients)),
+        test_patients=len(np.unique(dataset.test.patients)),
+        notes=dataset.notes,
+    )
+
+
+def weights_hash(weights: FlatWeights) -> str:
+    """Hex SHA-256 of a state; equal exactly when every bit is."""
+    return hashlib.sha256(weights.values.tobytes() + weights.counters.tobytes()).hexdigest()

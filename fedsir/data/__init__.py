@@ -1,0 +1,1 @@
+"""Images from every source as uint8 arrays with labels and patients; see README.md here."""

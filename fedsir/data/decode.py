@@ -1,0 +1,98 @@
+"""One image file's bytes to 8-bit grey, and grey images to the size that the network sees.
+
+Pure functions of bytes. Nothing is decoded at reduced size (JPEG `draft`), because duplicates are found by
+the hash of the full picture, which has to be decoded anyway.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError, features
+from PIL import __version__ as pillow_version
+
+# Raise when the same bytes and size would give other pixels than before: it is part of every cache key.
+ALGORITHM = 1
+
+# Only formats that Pillow decodes itself: its EPS reader, for one, starts another program.
+FORMATS = ("JPEG", "JPEG2000", "PNG", "TIFF", "BMP", "GIF", "WEBP", "PPM")
+
+# Registers the readers of all formats; `Image.open` does so lazily only where it may try every format.
+Image.init()
+
+# A B-scan has about one million pixels; a file that claims more than this is damaged or hostile.
+MAX_PIXELS = 50_000_000
+
+
+class BadImageError(Exception):
+    """A file that holds no usable picture; the text is the reason, in a few words."""
+
+
+def algorithm() -> str:
+    """Everything besides bytes and size that determines pixels: this module and the decoders in use."""
+    return f"{ALGORITHM}/pillow {pillow_version}/jpeg {features.version('jpg')}"
+
+
+def decode_grey(data: bytes) -> NDArray[np.uint8]:
+    """The picture in `data` as (H, W) uint8 grey values; the first frame where there are several.
+
+    Colour becomes ITU-R 601 luma, so a grey picture stored as RGB gives its grey values exactly. Transparency
+    is laid over black, the background of a B-scan. 16-bit values are scaled by the full range (65535 becomes
+    255), never by the picture's own range, which would make pictures incomparable. Raises `BadImageError`.
+    """
+    if not data:
+        raise BadImageError("empty file")
+    try:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            width, height = image.size
+            if width * height > MAX_PIXELS:
+                raise BadImageError(f"{width} x {height} pixels, more than the {MAX_PIXELS:,} that are decoded")
+            image.load()
+            return _to_grey(image)
+    except (BadImageError, MemoryError):
+        raise
+    except UnidentifiedImageError:
+        raise BadImageError("not an image, or a format other than JPEG, PNG, TIFF, BMP, GIF, WebP, PPM") from None
+    except Image.DecompressionBombError:
+        raise BadImageError(f"more than the {MAX_PIXELS:,} pixels that are decoded") from None
+    except Exception as error:  # readers of damaged files raise about anything: SyntaxError, struct.error, ...
+        raise BadImageError(" ".join(str(error).split()) or type(error).__name__) from error
+
+
+def _to_grey(image: Image.Image) -> NDArray[np.uint8]:
+    if image.mode == "I" or image.mode.startswith("I;16"):
+        return _from_16_bit(np.asarray(image))
+    if image.mode == "F":
+        raise BadImageError("floating-point pixels; convert to 8 or 16 bits")
+    if image.has_transparency_data:
+        colour = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, (0, 0, 0, 255)), colour).convert("RGB")
+    elif image.mode not in ("1", "L", "RGB"):
+        image = image.convert("RGB")
+    return np.array(image.convert("L"))
+
+
+def _from_16_bit(values: NDArray[np.generic]) -> NDArray[np.uint8]:
+    wide = values.astype(np.int64)
+    # Older Pillow releases read 16-bit PNG as 32-bit integers, so the mode alone does not tell the range.
+    if wide.min() < 0 or wide.max() > 65535:
+        raise BadImageError("32-bit pixels; convert to 8 or 16 bits")
+    return ((wide * 255 + 32767) // 65535).astype(np.uint8)
+
+
+def resize(image: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
+    """(H, W) to (size, size) uint8, bilinear with antialiasing; the aspect ratio is not kept."""
+    if image.shape == (size, size):
+        return image
+    picture = Image.fromarray(np.ascontiguousarray(image))
+    return np.array(picture.resize((size, size), Image.Resampling.BILINEAR))
+
+
+def pixel_hash(image: NDArray[np.uint8]) -> bytes:
+    """32 bytes that are equal exactly when two (H, W) grey images have the same shape and pixels."""
+    digest = hashlib.sha256(np.array(image.shape, dtype="<i8").tobytes())
+    digest.update(np.ascontiguousarray(image).data)
+    return digest.digest()

@@ -1,0 +1,18 @@
+"""The two ways a command can end badly.
+
+`BadInput` is the user's to mend (exit code 2): it is raised before work starts, in a few lines that say what
+failed for whom, the offending value and the remedy. `RunFailed` is a failure while working (exit code 1): it
+names condition, client and round, and keeps the cause.
+"""
+
+
+class FedsirError(Exception):
+    """Base of every error that fedsir raises on purpose."""
+
+
+class BadInput(FedsirError):
+    """Configuration, data or environment that cannot work; nothing has been started or changed."""
+
+
+class RunFailed(FedsirError):
+    """A run that stopped while working; what was recorded before stays recorded."""

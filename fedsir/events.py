@@ -1,0 +1,145 @@
+"""What the coordinator tells recorders: plain data, in order, from one thread."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsir.federation.federation import Federation, FederationFacts, Truth
+from fedsir.models.flat import FlatSchema, FlatWeights
+from fedsir.spectral.identification import Identification
+
+if TYPE_CHECKING:
+    from fedsir.config.run import RunConfig
+
+# Every metric key that a run may report, with step = rounds finished. MLflow's comparison view slows down with
+# many keys, so the list is short and fixed; anything finer is an artifact.
+ROUND_METRICS = (
+    "test/accuracy",
+    "test/macro_f1",
+    "test/balanced_accuracy",
+    "test/loss",
+    "train/loss",
+    "ident/accuracy",
+    "ident/clean_f1",
+    "ident/noisy_recall",
+    "ident/margin",
+    "relabel/edit",
+    "relabel/recovery",
+    "relabel/precision",
+    "relabel/false_correction",
+    "relabel/residual",
+    "bytes/up",
+    "bytes/down",
+    "seconds/data",
+    "seconds/compute",
+    "seconds/ship",
+    "seconds/aggregate",
+    "seconds/evaluate",
+    "seconds/record",
+)
+# Logged once at the end, without a step, for sorting.
+FINAL_METRICS = ("final/accuracy", "final/accuracy_low", "final/accuracy_high")
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """Figures after `round` finished rounds (1-based); keys from `ROUND_METRICS`, absent where undefined.
+
+    notes: what a user should know about the round (a client left out, steps skipped).
+    """
+
+    round: int
+    metrics: dict[str, float]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class DatasetFacts:
+    """What a record says about the images."""
+
+    name: str
+    kind: str
+    digest: str
+    class_names: tuple[str, ...]
+    train_images: int
+    test_images: int
+    train_patients: int
+    test_patients: int
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RunStarted:
+    """A run begins or, when `history` is not empty, continues after that many rounds."""
+
+    run_id: str
+    config: RunConfig
+    dataset: DatasetFacts
+    federation: Federation
+    truth: Truth
+    facts: FederationFacts
+    history: tuple[RoundRecord, ...]
+
+
+@dataclass(frozen=True)
+class RoundFinished:
+    """One more round is done and safely checkpointed."""
+
+    record: RoundRecord
+    total_rounds: int
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """Everything a finished run leaves behind.
+
+    final: `FINAL_METRICS` plus the last round's figures. confusion: (C, C) int64, rows are true classes, of the
+    last round's global model. labels: per client the current training labels (None where the method never
+    changes labels). predicted_noisy: (K,) bool or None where the method does not identify clients.
+    identification_figures: accuracy, clean_precision, clean_recall, clean_f1, noisy_recall, missed_noisy,
+    accused_clean, margin, unflipped_noisy, unflipped_noisy_missed (empty without identification).
+    weights_hash: hex SHA-256 of the final weights.
+    """
+
+    config: RunConfig
+    final: Mapping[str, float]
+    confusion: NDArray[np.int64]
+    labels: tuple[NDArray[np.int64], ...] | None
+    predicted_noisy: NDArray[np.bool_] | None
+    identification: Identification | None
+    identification_figures: Mapping[str, float]
+    weights: FlatWeights
+    schema: FlatSchema
+    weights_hash: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class RunFinished:
+    """The run reached its last round."""
+
+    result: RunResult
+
+
+@dataclass(frozen=True)
+class RunStopped:
+    """The run ended early: `killed` by the user or failed with `error`."""
+
+    error: BaseException
+    killed: bool
+
+
+Event = RunStarted | RoundFinished | RunFinished | RunStopped
+
+
+class Recorder(Protocol):
+    """Receives the events of one run in order."""
+
+    def record(self, event: Event) -> None:
+        """Take note of `event`; raising stops the run."""
+        ...

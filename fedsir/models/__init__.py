@@ -1,0 +1,1 @@
+"""Networks, their first weights, and weights as flat vectors."""

@@ -1,0 +1,1 @@
+"""The record of runs: fedsir events written to an MLflow store."""

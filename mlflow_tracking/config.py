@@ -1,0 +1,66 @@
+"""Which MLflow store the record goes to. Free of MLflow itself, whose import takes more than a second."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator
+
+from fedsir.config.base import Section
+
+DEFAULT_URI = "sqlite:///fedsir-runs/mlflow.db"
+DATABASE_SCHEMES = ("postgresql", "mysql", "mssql")
+SERVER_SCHEMES = ("http", "https")
+
+
+class TrackingConfig(Section):
+    """An MLflow store and the experiment in it.
+
+    `uri`: `sqlite:///FOLDER/FILE.db` (artifacts go to `FOLDER/artifacts`), the address of a tracking server
+    (`http://HOST:5000`), or a database that MLflow reaches directly (`postgresql://...`).
+    """
+
+    uri: str = Field(default=DEFAULT_URI, description="SQLite file or MLflow tracking server")
+    experiment: str = Field(default="fedsir", min_length=1, description="MLflow experiment of the runs")
+
+    @field_validator("uri")
+    @classmethod
+    def _can_hold_a_record(cls, uri: str) -> str:
+        scheme = urlsplit(uri).scheme.partition("+")[0]
+        # A one-letter scheme is a Windows drive.
+        if scheme == "file" or len(scheme) < 2:
+            folder = uri.removeprefix("file:").rstrip("/") or "fedsir-runs"
+            raise ValueError(
+                f"{uri!r} is a folder, and MLflow no longer keeps records in plain folders; "
+                f"use a SQLite file instead, for example sqlite:///{folder}/mlflow.db "
+                "(`mlflow migrate-filestore` carries old records over)"
+            )
+        if scheme == "sqlite" and sqlite_path(uri) is None:
+            raise ValueError(f"{uri!r} names no file, so the record would be lost; use {DEFAULT_URI}")
+        if scheme not in ("sqlite", *DATABASE_SCHEMES, *SERVER_SCHEMES):
+            raise ValueError(
+                f"{uri!r} has unknown kind {scheme!r}; use sqlite:///FILE.db, http(s)://HOST:PORT "
+                f"or one of {', '.join(s + '://' for s in DATABASE_SCHEMES)}"
+            )
+        return uri
+
+
+def sqlite_path(uri: str) -> Path | None:
+    """File of a `sqlite:` URI as an absolute path; None for other kinds and for in-memory databases."""
+    scheme, _, text = uri.partition(":///")
+    if scheme.partition("+")[0] != "sqlite":
+        return None
+    # Three slashes begin a relative path, four an absolute one; SQLAlchemy reads it without %-codes.
+    text = text.partition("?")[0]
+    if text in ("", ":memory:"):
+        return None
+    return Path(text).expanduser().absolute()
+
+
+def shown_uri(uri: str) -> str:
+    """`uri` for people: without its password."""
+    parts = urlsplit(uri)
+    if parts.password is None:
+        return uri
+    return uri.replace(f":{parts.password}@", ":***@", 1)

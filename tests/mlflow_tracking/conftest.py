@@ -1,0 +1,168 @@
+"""One SQLite store for the whole session (its schema takes seconds), and runs made of random arrays.
+
+Helpers are fixtures rather than a module, so that tests run under every import mode of pytest.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import pytest
+
+import mlflow_tracking
+from fedsir.config.method import MethodConfig
+from fedsir.config.run import RunConfig
+from fedsir.events import DatasetFacts, RoundRecord, RunResult, RunStarted
+from fedsir.federation.federation import Federation, FederationFacts, Truth
+from fedsir.models.flat import FlatEntry, FlatSchema, FlatWeights
+from fedsir.spectral.identification import Identification
+from mlflow_tracking.config import TrackingConfig
+from mlflow_tracking.store import Store, prepare_store
+
+CLASSES = ("CNV", "DME", "DRUSEN", "NORMAL")
+PHANTOM: dict[str, Any] = {"source": "phantom", "image_size": 32}
+
+
+class Plain(MethodConfig):
+    name: str = "plain"
+
+
+class Spectral(MethodConfig):
+    name: str = "spectral"
+    components: int = 12
+    relabel_after: int = 20
+
+
+class Synthetic:
+    """Events of a small run; nothing is trained."""
+
+    classes = CLASSES
+    plain = Plain
+    spectral = Spectral
+
+    @staticmethod
+    def config(method: MethodConfig | None = None, data: dict[str, Any] | None = None, **changes: Any) -> RunConfig:
+        return RunConfig(name="unit", data=data or PHANTOM, method=method or Spectral(), **changes)
+
+    @staticmethod
+    def federation(clients: int = 5, per_client: int = 40, seed: int = 0) -> tuple[Federation, Truth]:
+        """The last clients but two are noisy: half of their labels move to the next class."""
+        rng = np.random.default_rng(seed)
+        classes = len(CLASSES)
+        true = [rng.integers(0, classes, per_client) for _ in range(clients)]
+        noisy = np.arange(clients) >= 2
+        observed = [
+            np.where((rng.random(per_client) < 0.5) & bad, (y + 1) % classes, y)
+            for y, bad in zip(true, noisy, strict=True)
+        ]
+        indices = [np.arange(k * per_client, (k + 1) * per_client) for k in range(clients)]
+        return Federation(CLASSES, tuple(indices), tuple(observed)), Truth(tuple(true), noisy)
+
+    @staticmethod
+    def started(
+        config: RunConfig | None = None, run_id: str | None = None, history: tuple[RoundRecord, ...] = ()
+    ) -> RunStarted:
+        federation, truth = Synthetic.federation()
+        dataset = DatasetFacts(
+            "phantom-kermany", "phantom", "d" * 64, CLASSES, 200, 60, 50, 15, ("drawn, not scanned",)
+        )
+        facts = FederationFacts(3, ("the clean set grew by one",))
+        return RunStarted(
+            run_id or uuid4().hex[:16],
+            config or Synthetic.config(),
+            dataset,
+            federation,
+            truth,
+            facts,
+            history,
+        )
+
+    @staticmethod
+    def record(round_: int, **changes: float) -> RoundRecord:
+        metrics = {
+            "test/accuracy": round_ / 10,
+            "test/macro_f1": round_ / 20,
+            "train/loss": 1 / round_,
+            **changes,
+        }
+        return RoundRecord(round_, metrics)
+
+    @staticmethod
+    def result(started: RunStarted, identifies: bool = True) -> RunResult:
+        rng = np.random.default_rng(1)
+        clients, classes = started.federation.num_clients, len(CLASSES)
+        truth = started.truth
+        entries = (FlatEntry("head.weight", (2, 3), 0, True), FlatEntry("norm.running_mean", (2,), 6, False))
+        schema = FlatSchema(entries, ("norm.num_batches_tracked",))
+        weights = FlatWeights(np.arange(8, dtype=np.float32), np.array([7], dtype=np.int64))
+        verdict = predicted = labels = None
+        if identifies:
+            similarity = rng.uniform(0.2, 0.9, (clients, classes, classes))
+            similarity[1, 2, :] = similarity[1, :, 2] = np.nan
+            p_clean = np.where(truth.noisy, 0.1, 0.9)
+            p_clean[-1] = np.nan
+            predicted = truth.noisy.copy()
+            predicted[0] = True
+            verdict = Identification(rng.random((clients, 3)), similarity, p_clean, ~predicted, ("no fallback",))
+            labels = tuple(
+                np.where(np.arange(len(y)) % 2 == 0, t, y)
+                for y, t in zip(started.federation.observed, truth.labels, strict=True)
+            )
+        return RunResult(
+            config=started.config,
+            final={
+                "final/accuracy": 0.8,
+                "final/accuracy_low": 0.7,
+                "final/accuracy_high": 0.9,
+                "test/loss": float("nan"),
+            },
+            confusion=np.full((classes, classes), 2) + 8 * np.eye(classes, dtype=np.int64),
+            labels=labels,
+            predicted_noisy=predicted,
+            identification=verdict,
+            identification_figures={"accuracy": 0.8, "margin": float("nan")} if identifies else {},
+            weights=weights,
+            schema=schema,
+            weights_hash="ab" * 32,
+            seconds=12.5,
+        )
+
+
+@pytest.fixture(scope="session")
+def synthetic() -> type[Synthetic]:
+    return Synthetic
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    folder = tmp_path_factory.mktemp("tracking")
+    return prepare_store(TrackingConfig(uri=f"sqlite:///{folder}/mlflow.db"))
+
+
+@pytest.fixture(scope="session")
+def store_file(store: Store) -> Path:
+    return Path(store.uri.removeprefix("sqlite:///"))
+
+
+@pytest.fixture(scope="session")
+def start_python() -> Callable[..., subprocess.Popen[str]]:
+    """Start `python -c CODE ARGS...` with this checkout on its path."""
+    root = Path(mlflow_tracking.__file__).parents[1]
+
+    def start(code: str, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-c", code, *arguments],
+            env={**os.environ, "PYTHONPATH": str(root)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    return start

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from mlflow_tracking.config import TrackingConfig, shown_uri, sqlite_path
+
+
+@pytest.mark.parametrize("uri", ["file:///tmp/mlruns", "file:mlruns", "mlruns", "./mlruns", "/tmp/mlruns", r"C:\runs"])
+def test_folders_are_refused_with_a_remedy(uri: str) -> None:
+    with pytest.raises(ValidationError, match=r"plain folders.*sqlite:///"):
+        TrackingConfig(uri=uri)
+
+
+@pytest.mark.parametrize("uri", ["sqlite://", "sqlite:///", "sqlite:///:memory:", "ftp://host/x"])
+def test_other_unusable_uris_are_refused(uri: str) -> None:
+    with pytest.raises(ValidationError, match="use "):
+        TrackingConfig(uri=uri)
+
+
+@pytest.mark.parametrize("uri", ["http://host:5000", "https://host", "postgresql+psycopg2://u:p@host/db"])
+def test_servers_and_databases_are_accepted(uri: str) -> None:
+    assert TrackingConfig(uri=uri).uri == uri
+    assert sqlite_path(uri) is None
+
+
+def test_sqlite_path_is_absolute_and_literal() -> None:
+    assert sqlite_path("sqlite:///a b/%20#1.db") == Path.cwd() / "a b" / "%20#1.db"
+    assert sqlite_path("sqlite:////srv/x.db?timeout=3") == Path("/srv/x.db")
+    assert sqlite_path("sqlite:///~/x.db") == Path.home() / "x.db"
+
+
+def test_passwords_are_not_shown() -> None:
+    assert shown_uri("postgresql://ann:s3cret@host/db") == "postgresql://ann:***@host/db"
+    assert shown_uri("http://host:5000") == "http://host:5000"
+
+
+def test_the_configuration_does_not_import_mlflow(start_python: Any) -> None:
+    slow = {"mlflow", "matplotlib", "torch"}
+    code = f"import sys, mlflow_tracking.config; sys.exit(bool({slow} & set(sys.modules)))"
+    assert start_python(code).wait(timeout=60) == 0
