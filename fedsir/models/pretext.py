@@ -30,7 +30,7 @@ DEFAULT_IMAGES: Final = 15_000
 DEFAULT_EPOCHS: Final = 16
 
 _BATCH = 64
-_LEARNING_RATE = 2e-3
+_LEARNING_RATE = 5e-3
 _SCANS_PER_PATIENT = 2
 # Mostly the size that small machines train at; the others keep the features from depending on it.
 _SIZES = ((64, 0.8), (32, 0.12), (128, 0.08))

@@ -6,7 +6,6 @@ import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.error import URLError
 
 import torch
 import torchvision
@@ -14,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedsir.config.training import BackboneName, ModelConfig
-from fedsir.errors import BadInput
+from fedsir.errors import BadInput, first_line
 from fedsir.models.pretext import load_pretext
 from fedsir.models.tiny import TinyFeatures
 
@@ -57,9 +56,14 @@ def _imagenet_state(backbone: BackboneName) -> Mapping[str, Tensor]:
     try:
         with _network_timeout(DOWNLOAD_TIMEOUT_S):
             state: Mapping[str, Tensor] = weights.get_state_dict(progress=False, check_hash=True)
-    except (URLError, OSError, RuntimeError) as error:
+    except Exception as error:  # of the network, the disk or a damaged file, of any kind; the cause is kept
+        if file.exists():
+            raise BadInput(
+                f"model.weights: {file} does not hold the imagenet weights of {backbone} ({first_line(error)}).\n"
+                f"Remove it to download it again, or replace it by the file from {url}."
+            ) from error
         raise BadInput(
-            f"model.weights: imagenet weights of {backbone} could not be downloaded ({error}).\n"
+            f"model.weights: imagenet weights of {backbone} could not be downloaded ({first_line(error)}).\n"
             f"On a machine without network, place the file {file.name} (from {url}) at {file},\n"
             "or set model.weights to the path of a weights file of this architecture."
         ) from error
@@ -89,7 +93,7 @@ def _read_state(path: Path) -> Mapping[str, Tensor]:
             state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged or hostile file may raise anything; the cause is kept
         raise BadInput(
-            f"model.weights: {path} cannot be read as plain tensors: {str(error).splitlines()[0]}\n"
+            f"model.weights: {path} cannot be read as plain tensors: {first_line(error)}\n"
             "It must be a state_dict saved by torch.save or safetensors; files with pickled code are refused."
         ) from error
     if isinstance(state, Mapping) and isinstance(state.get("state_dict"), Mapping):

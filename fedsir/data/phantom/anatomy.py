@@ -1,7 +1,8 @@
 """The healthy eye: what a patient keeps from scan to scan, and where one scan cuts through it.
 
 Lateral positions and radii are mm along the retina from the foveal centre, axial ones mm of depth; a B-scan
-shows `FIELD_MM` × `DEPTH_MM`. The axial field is that of a tightly cropped scan, so thin layers survive 64 px.
+shows `FIELD_MM` × `DEPTH_MM`. The axial field is that of a tightly cropped scan, so that thin layers survive
+at 64 px.
 """
 
 from __future__ import annotations
@@ -24,12 +25,15 @@ _SPREAD = np.array([0.22, 0.13, 0.15, 0.15, 0.15, 0.08, 0.12, 0.08])
 class Anatomy:
     """What all scans of one patient share.
 
-    layers: (8,) float64 parafoveal thicknesses in mm in the order of `LAYER_NAMES`. pit: 0..1 share of the
-    inner layers missing at the foveal centre, pit_radius in mm. curvature: mm of depth per mm² (positive: edges
-    higher). nasal: relative NFL gain per mm, its sign is the eye's side. choroid, choroid_decay: thickness and
-    1/e depth of the signal in mm. vessels: (V, 2) lateral position and half width in mm of retinal vessels;
-    shadow: 0..1. hyaloid: mm between ILM and a detached hyaloid, 0 without one. gain, gamma, speckle, floor,
-    roll_off: the scanner (brightness factor, display exponent, relative grain, noise level, signal lost per mm).
+    layers: (8,) float64 parafoveal thicknesses in mm in the order of `LAYER_NAMES`.
+    pit, pit_radius: 0..1 share of the inner layers missing at the foveal centre; mm.
+    curvature: mm of depth per mm² (positive: edges higher).
+    nasal: relative gain of the NFL per mm; its sign is the eye's side.
+    choroid, choroid_decay: thickness and 1/e depth of the signal, both mm.
+    vessels, shadow: (V, 2) float64 lateral position and half width in mm of retinal vessels; 0..1 light lost.
+    hyaloid: mm between ILM and a detached hyaloid, 0 without one.
+    gain, gamma, speckle, floor, roll_off: the scanner's brightness factor, display exponent, relative grain,
+    noise level, and signal lost per mm of depth.
     """
 
     layers: NDArray[np.float64]
@@ -53,9 +57,10 @@ class Anatomy:
 class Placement:
     """How one scan lies.
 
-    fovea_x, plane: mm from mid-field to the fovea and from the fovea to the scan's plane. tilt: mm of depth per
-    mm. depth: of Bruch's membrane at mid-field in mm. gain: brightness factor of this exposure. waviness: (4,)
-    float64 amplitudes in mm of slow sine deviations of Bruch's membrane.
+    fovea_x, plane: mm from mid-field to the fovea and from the fovea to the scan's plane.
+    tilt: mm of depth per mm. depth: mm from the top to Bruch's membrane at mid-field.
+    gain: brightness factor of this exposure.
+    waviness: (4,) float64 amplitudes in mm of slow sine deviations of Bruch's membrane.
     """
 
     fovea_x: float

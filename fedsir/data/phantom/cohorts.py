@@ -21,9 +21,9 @@ Rng = np.random.Generator
 class Cohort:
     """How a cohort is made.
 
-    code: its place in the seed address. block: the classes of consecutive patients, shuffled block by block, so
-    proportions hold in every prefix and a longer cohort extends a shorter one. draw: lesions of a patient of a
-    class.
+    code: its place in the seed address. block: the classes of consecutive patients, shuffled block by block,
+    so proportions hold in every prefix and a longer cohort extends a shorter one. draw: the lesions of a
+    patient of a class.
     """
 
     code: int
@@ -136,18 +136,18 @@ def _kermany(rng: Rng, label: int) -> Lesions:
 
 def _uic(rng: Rng, label: int) -> Lesions:
     # One latent severity runs through all four classes; each class is a stretch of it.
-    severity = label + float(rng.uniform(-0.3, 0.3))
+    severity = label + float(rng.uniform(-0.27, 0.27))
     if severity < 0.4:
         return Lesions(domes=_druplets(rng), foci=_foci(rng, int(rng.integers(0, 2))))
     load = (severity - 0.5) / 3.0
     centre = float(rng.normal(0.0, 0.4))
-    cysts = 2 + int(rng.poisson(0.5 + 5.0 * load))
+    cysts = 1 + round(6.0 * load) + int(rng.poisson(1.0))
     return Lesions(
         domes=_druplets(rng),
         fluid=np.array([[centre, 0.0, 0.6, 0.08 * load]]) if rng.random() < load - 0.5 else np.zeros((0, 4)),
-        swelling=np.array([[centre, 0.0, rng.uniform(1.0, 1.6), 0.1 + 1.0 * load]]),
+        swelling=np.array([[centre, 0.0, rng.uniform(1.0, 1.6), 0.1 + 1.1 * load]]),
         cysts=_cysts(rng, cysts, load, centre, 0.6),
-        foci=_foci(rng, 4 + int(rng.poisson(10.0 * load))),
+        foci=_foci(rng, 3 + int(rng.poisson(12.0 * load))),
     )
 
 

@@ -167,7 +167,7 @@ def _paint(
     body: tuple[float, ...],
     grey: float,
 ) -> None:
-    """Blend an ellipse (x, place from the curve top (0) to bottom (1), half width, half height) into `signal`."""
+    """Blend an ellipse (x, place from top (0) to bottom (1), half width, half height) into `signal`."""
     rows, columns = signal.shape
     px, py = FIELD_MM / columns, DEPTH_MM / rows
     centre, share, width, height = body
