@@ -6,6 +6,7 @@ import os
 import platform
 import shutil
 import sys
+import tempfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated
@@ -39,6 +40,14 @@ def doctor(
     """Check Python, torch, devices, Ray's view, disk and the MLflow store; starts nothing that stays.
 
     Exit code 1 when something needed does not work.
+
+    Examples:
+
+        fedsir doctor
+
+        fedsir doctor --tracking-uri http://localhost:5000
+
+        fedsir doctor --ray-address auto
     """
     from rich.console import Console
     from rich.table import Table
@@ -87,7 +96,7 @@ def _environment() -> list[Row]:
 def _ray(address: str | None) -> list[Row]:
     import ray
 
-    from fedsir.clients.pool import start_ray
+    from fedsir.clients.local_ray import start_ray
     from fedsir.config.training import ExecutionConfig
     from fedsir.errors import BadInput
 
@@ -95,14 +104,14 @@ def _ray(address: str | None) -> list[Row]:
         start_ray(ExecutionConfig(ray_address=address))
         resources = ray.cluster_resources()  # type: ignore[no-untyped-call]
     except BadInput as error:
-        return [("ray", str(error), False)]
+        return [("ray cluster", str(error), False)]
     finally:
         ray.shutdown()
     memory = resources.get("memory", 0) / GIB
     store = resources.get("object_store_memory", 0) / GIB
     devices = f"{resources.get('CPU', 0):g} CPU, {resources.get('GPU', 0):g} GPU"
     seen = f"{devices}, {memory:.1f} GiB, object store {store:.1f} GiB"
-    rows: list[Row] = [("ray", seen, True)]
+    rows: list[Row] = [("ray cluster", seen, True)]
     shared = Path("/dev/shm")
     if shared.is_dir():
         free = shutil.disk_usage(shared).free / GIB
@@ -117,20 +126,25 @@ def _disk() -> list[Row]:
 
     folder = cache_root(None)
     existing = next(p for p in (folder, *folder.parents) if p.exists())
-    writable = os.access(existing, os.W_OK)
-    free = shutil.disk_usage(existing).free / GIB
-    return [("image cache", f"{folder}, {free:.1f} GiB free{'' if writable else ', not writable'}", writable)]
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            free = shutil.disk_usage(existing).free / GIB
+    except OSError as error:
+        reason = error.strerror or error
+        return [("image cache", f"{folder} cannot be written ({reason}); set FEDSIR_CACHE to a folder of yours", False)]
+    return [("image cache", f"{folder}, {free:.1f} GiB free", True)]
 
 
 def _store(uri: str | None) -> list[Row]:
-    from fedsir.errors import BadInput
+    from pydantic import ValidationError
+
     from mlflow_tracking.config import TrackingConfig
     from mlflow_tracking.store import check_store
 
     try:
         config = TrackingConfig() if uri is None else TrackingConfig(uri=uri)
-        status = check_store(config)
-        runs = "" if status.runs is None else f", {status.runs} runs"
-        return [("store", f"{status.uri}: {status.detail}{runs}", status.reachable)]
-    except (BadInput, ValueError) as error:
-        return [("store", str(error), False)]
+    except ValidationError as error:
+        return [("store", str(error.errors()[0]["msg"]).removeprefix("Value error, "), False)]
+    status = check_store(config)
+    runs = "" if status.runs is None else f", {status.runs} runs"
+    return [("store", f"{status.uri}: {status.detail}{runs}", status.reachable)]

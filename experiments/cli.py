@@ -20,17 +20,21 @@ COMMAND_GROUP = "fedsir.commands"
 EXIT_FAILURE, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130
 
 app = typer.Typer(
-    help="Federated training of retinal OCT classifiers when some clients hold wrongly annotated images.",
+    help="Federated training of retinal OCT classifiers when some clients hold wrongly annotated images.\n\n"
+    "Examples:\n\n    fedsir run\n\n    fedsir compare demo --seeds 0-4\n\n    fedsir doctor",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
-data_app = typer.Typer(help="Look at images and federations without training.", no_args_is_help=True)
+data_app = typer.Typer(
+    help="Look at images and federations without training.\n\nExample:\n\n    fedsir data inspect demo",
+    no_args_is_help=True,
+)
 app.add_typer(data_app, name="data")
 
 ConfigArgument = Annotated[
-    str, typer.Argument(help="YAML file or preset: demo, kermany, uic, wake_forest.", metavar="[CONFIG.yaml]")
+    str, typer.Argument(help="YAML file or preset (demo, kermany, uic, wake_forest).", metavar="CONFIG")
 ]
 SetOption = Annotated[
     list[str] | None,
@@ -105,7 +109,12 @@ def compare(
 
 @app.command()
 def methods() -> None:
-    """List the methods that can be run."""
+    """List the methods that can be run.
+
+    Example:
+
+        fedsir methods
+    """
     from experiments.commands import list_methods
 
     list_methods()
@@ -115,7 +124,9 @@ def methods() -> None:
 def data_inspect(config: ConfigArgument = "demo", overrides: SetOption = None) -> None:
     """Show images per class and patient, and the federation before and after label noise; trains nothing.
 
-    Example:
+    Examples:
+
+        fedsir data inspect
 
         fedsir data inspect kermany --set data.root=/data/OCT2017
     """
@@ -131,6 +142,10 @@ def data_pretext_weights(
     """Rebuild the `phantom-pretext` weights of the tiny backbone (minutes).
 
     The network regresses anatomy parameters of phantoms from a seed range of its own, never disease labels.
+
+    Example:
+
+        fedsir data pretext-weights tiny.safetensors
     """
     from experiments.commands import rebuild_pretext_weights
 
@@ -145,7 +160,7 @@ def add_plugin_commands(application: typer.Typer) -> None:
 
 
 def main() -> None:
-    """Entry point with the exit codes 0 (done), 1 (failure), 2 (bad input) and 130 (interrupted)."""
+    """Entry point; exit codes 0 (done), 1 (failure), 2 (bad input), 130 and 143 (stopped by Ctrl-C or SIGTERM)."""
     # Ray warns at import about a change of default that does not concern runs on CPUs, and reports usage.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -159,7 +174,6 @@ def main() -> None:
         _complain(error)
         sys.exit(EXIT_FAILURE)
     except KeyboardInterrupt:
-        typer.echo("interrupted; the same command continues at the last finished round", err=True)
         sys.exit(EXIT_INTERRUPTED)
 
 

@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import logging
+import signal
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
 
 import yaml
 from rich.console import Console
 from rich.table import Table
 
+from experiments.compare import ALL_CLEAN, parse_methods, parse_seeds, variant
 from experiments.config import RunFile, load_run_file
-from experiments.console import LiveLine, comparison_table, data_progress, final_table
-from experiments.session import Session
+from experiments.console import LiveLine, Notes, data_progress, say, waiting
+from experiments.tables import comparison_table, final_table
 from fedsir.errors import BadInput
-from fedsir.events import RunResult
 from fedsir.methods.registry import find_method, method_names
 
-ALL_CLEAN = "all_clean"
-"""Not a method: FedAvg on the same federation without noise, the upper reference (methods section 13)."""
+if TYPE_CHECKING:
+    from experiments.session import Session
+    from fedsir.events import RunResult
+
+STOPPED = "fedsir: stopped. The same command continues after the last finished round."
 
 
 def print_configuration(source: str, overrides: Sequence[str]) -> None:
-    """Write the resolved configuration as YAML."""
+    """Write the resolved configuration as YAML, which is a run file again."""
     config = load_run_file(source, overrides)
     print(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True), end="")
 
@@ -33,46 +40,37 @@ def run_one(source: str, overrides: Sequence[str], fresh: bool) -> None:
     """Run one run file and print its final table."""
     config = load_run_file(source, overrides)
     console = Console()
-    if fresh:
-        config.checkpoint_file.unlink(missing_ok=True)
-    with _session(console) as session:
-        dataset = session.dataset(config)
-        result = session.run(config, [LiveLine(console, _label(config))])
-    console.print(final_table(config, result, dataset.kind))
+    with _session(console, continues=True) as session:
+        label = f"{config.name}: {config.method.name}, seed {config.seed}"
+        result = session.run(config, [LiveLine(console, label, Notes(console))], fresh)
+        kind = session.dataset(config).kind
+    console.print(final_table(config, result, kind))
     _where(console, config)
 
 
 def compare_methods(source: str, overrides: Sequence[str], methods: str, seeds: str | None) -> None:
     """Run methods on the same federations, seed by seed, and print one table."""
+    chosen = parse_methods(methods)
     base = load_run_file(source, overrides)
-    chosen = [m.strip() for m in methods.split(",") if m.strip()]
-    numbers = _parse_seeds(seeds) if seeds is not None else [base.seed]
-    if not chosen:
-        raise BadInput(f"--methods: name at least one of {', '.join([*method_names(), ALL_CLEAN])}.")
+    numbers = [base.seed] if seeds is None else parse_seeds(seeds)
     configs = {m: [variant(source, overrides, base, m, seed) for seed in numbers] for m in chosen}
     console = Console()
+    notes = Notes(console)
     results: dict[str, list[RunResult]] = {m: [] for m in chosen}
-    with _session(console) as session:
-        dataset = session.dataset(base)
+    with _session(console, continues=True) as session:
+        for position in range(len(numbers)):
+            for method in chosen:
+                # All of them before the first trains: a seed whose partition is impossible must not come up later.
+                session.check(configs[method][position])
         for position in range(len(numbers)):
             for method in chosen:
                 config = configs[method][position]
-                line = LiveLine(console, f"{method}, seed {config.seed}")
+                line = LiveLine(console, f"{config.name}: {method}, seed {config.seed}", notes)
                 results[method].append(session.run(config, [line]))
-    title = f"{base.name} ({dataset.kind} images): last-round accuracy %, {base.training.rounds} rounds"
+        kind = session.dataset(base).kind
+    title = f"{base.name} ({kind} images), last of {base.training.rounds} rounds"
     console.print(comparison_table(title, results))
     _where(console, base)
-
-
-def variant(source: str, overrides: Sequence[str], base: RunFile, method: str, seed: int) -> RunFile:
-    """The run file of another method and seed on the same federation; settings stay with the method they are for."""
-    changed = [*overrides, f"seed={seed}"]
-    if method == ALL_CLEAN:
-        return load_run_file(source, [*changed, "method.name=fedavg", "federation.noise.type=none"])
-    if method == base.method.name:
-        return load_run_file(source, changed)
-    find_method(method)
-    return load_run_file(source, [*changed, f"method.name={method}"])
 
 
 def list_methods() -> None:
@@ -89,14 +87,14 @@ def list_methods() -> None:
 
 def inspect_data(source: str, overrides: Sequence[str]) -> None:
     """Print what the images are and how the federation deals them."""
-    from fedsir.data.check import describe
-    from fedsir.federation.build import build_federation
-    from fedsir.federation.report import federation_rows
-
     config = load_run_file(source, overrides)
     console = Console()
     with _session(console) as session:
         dataset = session.dataset(config)
+    from fedsir.data.check import describe
+    from fedsir.federation.build import build_federation
+    from fedsir.federation.report import federation_rows
+
     facts = describe(dataset)
     table = Table(title=f"{facts.name} ({facts.kind} images, {facts.image_size[1]}x{facts.image_size[0]})")
     for column in ("class", "train images", "train patients", "test images", "test patients"):
@@ -105,12 +103,7 @@ def inspect_data(source: str, overrides: Sequence[str]) -> None:
         parts = (facts.train.images, facts.train.patients, facts.test.images, facts.test.patients)
         table.add_row(name, *(str(part[name]) for part in parts))
     table.add_section()
-    totals = (
-        facts.train.total_images,
-        facts.train.total_patients,
-        facts.test.total_images,
-        facts.test.total_patients,
-    )
+    totals = (facts.train.total_images, facts.train.total_patients, facts.test.total_images, facts.test.total_patients)
     table.add_row("all", *(str(n) for n in totals))
     console.print(table)
     federation, truth, drawn = build_federation(
@@ -128,32 +121,57 @@ def inspect_data(source: str, overrides: Sequence[str]) -> None:
         classes = [f"{row[f'{n} true']} → {row[f'{n} observed']}" for n in dataset.class_names]
         dealt.add_row(*(str(row[c]) for c in ("client", "status", "images", "wrong labels")), *classes)
     console.print(dealt)
+    notes = Notes(console)
     for note in (*facts.notes, *drawn.notes):
-        console.print(f"note: {note}", highlight=False)
-    console.print(f"digest {facts.digest[:16]}", highlight=False)
+        notes(note)
+    say(console, f"digest {facts.digest[:16]}")
 
 
 def rebuild_pretext_weights(out: Path) -> None:
     """Train the pretext weights anew and write them to `out`."""
+    if out.is_dir() or not out.parent.is_dir():
+        what = f"{out} is a folder" if out.is_dir() else f"there is no folder {out.parent}"
+        raise BadInput(f"{what}.\nName the file to write in a folder that exists, for example tiny.safetensors.")
     from fedsir.models.pretext import pretrain, save
 
     console = Console()
-    if not out.parent.is_dir():
-        raise BadInput(f"no such folder: {out.parent}.")
     features = pretrain(on_epoch=lambda epoch, loss: console.print(f"epoch {epoch + 1}: loss {loss:.4f}"))
     save(features, out)
-    console.print(f"wrote {out}")
+    say(console, f"wrote {out}")
 
 
 @contextmanager
-def _session(console: Console) -> Iterator[Session]:
+def _session(console: Console, continues: bool = False) -> Iterator[Session]:
+    """A session that ends in order however the command ends; `continues`: whether the command can be taken up."""
     _quiet_libraries()
-    with data_progress(console) as progress:
-        session = Session(progress)
-        try:
-            yield session
-        finally:
-            session.close()
+    try:
+        with _terminated_like_interrupted():
+            with waiting(console, "loading torch and Ray"):
+                from experiments.session import Session
+            with data_progress(console) as progress:
+                session = Session(progress, partial(waiting, console))
+                try:
+                    yield session
+                finally:
+                    session.close()
+    except (KeyboardInterrupt, SystemExit):
+        if continues:
+            say(Console(stderr=True), STOPPED)
+        raise
+
+
+@contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """SIGTERM (batch systems, `kill`) ends a command as Ctrl-C does, so that its record gets a terminal status."""
+
+    def stop(number: int, _: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _quiet_libraries() -> None:
@@ -163,25 +181,6 @@ def _quiet_libraries() -> None:
     warnings.filterwarnings("ignore", category=FutureWarning, module="ray")
 
 
-def _label(config: RunFile) -> str:
-    return f"{config.name}: {config.method.name}, seed {config.seed}"
-
-
 def _where(console: Console, config: RunFile) -> None:
-    console.print(
-        f"recorded in {config.tracking.uri}, experiment {config.tracking.experiment}\n"
-        f"see it with: mlflow ui --backend-store-uri {config.tracking.uri}",
-        highlight=False,
-    )
-
-
-def _parse_seeds(text: str) -> list[int]:
-    seeds: list[int] = []
-    for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
-            raise BadInput(f"--seeds {text}: expected numbers such as 0,1,2 or a range such as 0-4.")
-        seeds += range(int(first), int(last or first) + 1)
-    if not seeds or len(set(seeds)) != len(seeds):
-        raise BadInput(f"--seeds {text}: give at least one seed, each once.")
-    return seeds
+    say(console, f"recorded in {config.tracking.uri}, experiment {config.tracking.experiment}")
+    say(console, f"see it with: mlflow ui --backend-store-uri {config.tracking.uri}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -74,20 +75,16 @@ def load_run_file(source: str, overrides: Sequence[str]) -> RunFile:
 
 
 def _parse_method(value: object) -> MethodConfig:
+    name = value.get("name") if isinstance(value, Mapping) else value
+    if isinstance(name, str):
+        find_method(name)  # says best what is wrong with a name
     try:
         return parse_method_config(value)
     except ValidationError as error:
-        name = value.get("name") if isinstance(value, Mapping) else value
-        raise BadInput(
-            f"the settings of method {name} are not valid.\n{explain(error, type_of_method(str(name)), 'method.')}"
-        ) from error
+        known = find_method(str(name)).config
+        raise BadInput(f"the settings of method {name} are not valid.\n{explain(error, known, 'method.')}") from error
     except ValueError as error:
-        raise BadInput(f"method = {value!r}: {error}") from error
-
-
-def type_of_method(name: str) -> type[MethodConfig]:
-    """The configuration class of a method."""
-    return find_method(name).config
+        raise BadInput(f"method = {value!r}: {error}.\nFor example: --set method.name=oct_fedsir.") from error
 
 
 def _read(source: str) -> dict[str, Any]:
@@ -99,20 +96,33 @@ def _read(source: str) -> dict[str, Any]:
     else:
         path = Path(source)
         name = str(path)
-        if not path.is_file():
-            raise BadInput(f"no such configuration: {source}.\nGive a YAML file or a preset: {', '.join(presets())}.")
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise BadInput(f"{path} is {path.stat().st_size} bytes; a run file is at most {MAX_FILE_BYTES}.")
-        try:
-            text = path.read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise BadInput(f"{path} cannot be read as UTF-8 text: {error}") from error
+        text = _read_text(path, source)
     values = _parse_yaml(text, name)
     if values is None:
         values = {}
     if not isinstance(values, dict):
         raise BadInput(f"{name}: expected a mapping of sections (data, federation, ...), got {type(values).__name__}.")
     return values
+
+
+def _read_text(path: Path, source: str) -> str:
+    remedy = f"Give a YAML file or a preset: {', '.join(presets())}."
+    try:
+        if path.exists() and not path.is_file():
+            raise BadInput(f"{source} is {'a folder' if path.is_dir() else 'not a regular file'}.\n{remedy}")
+        if not path.exists():
+            near = difflib.get_close_matches(source, presets(), n=1)
+            hint = f" Did you mean the preset {near[0]}?" if near else ""
+            raise BadInput(f"no such configuration: {source}.{hint}\n{remedy}")
+        size = path.stat().st_size
+        if size > MAX_FILE_BYTES:
+            raise BadInput(f"{path} has {size} bytes, a run file at most {MAX_FILE_BYTES}.\n{remedy}")
+        return path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{path} is not UTF-8 text (byte {error.start}).\n{remedy}") from error
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+        shown = source if len(source) <= 60 else f"{source[:57]}..."
+        raise BadInput(f"{shown!r} cannot be read: {getattr(error, 'strerror', None) or error}.\n{remedy}") from error
 
 
 class _Loader(yaml.SafeLoader):
@@ -127,6 +137,8 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, "a key must be a word", key.start_mark)
             if key.value in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"key {key.value!r} is given twice", key.start_mark)
             seen.add(key.value)
@@ -142,8 +154,16 @@ _Loader.add_implicit_resolver(
 def _parse_yaml(text: str, name: str) -> Any:
     try:
         return yaml.load(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = "" if mark is None else f", line {mark.line + 1}, column {mark.column + 1}"
+        raise BadInput(f"{name} is not valid YAML{place}: {error.problem or error}.") from error
     except yaml.YAMLError as error:
-        raise BadInput(f"{name} is not valid YAML: {' '.join(str(error).split())}") from error
+        raise BadInput(f"{name} is not valid YAML: {' '.join(str(error).split())}.") from error
+    except RecursionError as error:
+        raise BadInput(f"{name} is nested too deeply.") from error
+    except ValueError as error:  # a date that does not exist, a number of thousands of digits
+        raise BadInput(f"{name} holds a value that cannot be read: {error}.") from error
 
 
 def _apply(values: dict[str, Any], override: str) -> None:

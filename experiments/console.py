@@ -1,17 +1,17 @@
-"""What the console shows: one live line while a run works, tables at its end."""
+"""What the console shows while a run works: notes, one live line; tables are in `tables`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from math import isnan
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column
+from rich.text import Text
 
-from experiments.config import RunFile
-from fedsir.events import Event, RoundFinished, RunFinished, RunResult, RunStarted, RunStopped
+from fedsir.events import Event, RoundFinished, RoundRecord, RunFinished, RunStarted, RunStopped
 
 
 def percent(value: float | None) -> str:
@@ -19,54 +19,114 @@ def percent(value: float | None) -> str:
     return "–" if value is None or isnan(value) else f"{100 * value:.1f}"
 
 
-class LiveLine:
-    """Recorder that keeps one progress line; prints nothing else while the run works."""
+class Notes:
+    """Prints each note once, however many runs repeat it: runs of one session share images and federations."""
 
-    def __init__(self, console: Console, label: str) -> None:
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._shown: set[str] = set()
+
+    def __call__(self, text: str, style: str = "dim") -> None:
+        if text not in self._shown:
+            self._shown.add(text)
+            say(self._console, f"note: {text}", style)
+
+
+def say(console: Console, text: str, style: str = "") -> None:
+    """Print text as it is: unbroken, so that paths and commands can be copied, and without reading markup."""
+    console.print(Text(text, style), soft_wrap=True)
+
+
+@contextmanager
+def waiting(console: Console, what: str) -> Iterator[None]:
+    """Show what is being waited for; only on a terminal, and gone afterwards."""
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(f"{what} ..."):
+        yield
+
+
+class LiveLine:
+    """Recorder that shows one run: a heading, then one live line; where there is no terminal, about ten lines."""
+
+    def __init__(self, console: Console, label: str, notes: Notes) -> None:
         self._console = console
         self._label = label
+        self._notes = notes
         self._progress: Progress | None = None
         self._task = TaskID(0)
+        self._total = 0
 
     def record(self, event: Event) -> None:
-        if isinstance(event, RunStarted):
-            self._start(event)
-        elif isinstance(event, RoundFinished) and self._progress is not None:
-            metrics = event.record.metrics
-            shown = f"accuracy {percent(metrics['test/accuracy'])}"
-            if "ident/accuracy" in metrics:
-                shown += f" · clients {percent(metrics['ident/accuracy'])}"
-            if "relabel/residual" in metrics:
-                shown += f" · wrong labels left {percent(metrics['relabel/residual'])}"
-            self._progress.update(self._task, completed=event.record.round, shown=shown)
-            for note in event.record.notes:
-                self._progress.console.print(f"[yellow]round {event.record.round}: {note}[/yellow]", highlight=False)
-        elif isinstance(event, (RunFinished, RunStopped)):
-            self.stop()
+        match event:
+            case RunStarted():
+                self._start(event)
+            case RoundFinished():
+                self._round(event.record)
+            case RunFinished() | RunStopped():
+                self.stop()
 
     def _start(self, event: RunStarted) -> None:
-        done = len(event.history)
-        if done:
-            self._console.print(f"{self._label}: continuing after round {done}", highlight=False)
-        for note in (*event.dataset.notes, *event.facts.notes):
-            self._console.print(f"[dim]note: {note}[/dim]", highlight=False)
+        for note in event.dataset.notes:
+            self._notes(note)
+        for note in event.facts.notes:
+            self._notes(f"seed {event.config.seed}: {note}")
+        done, self._total = len(event.history), event.config.training.rounds
+        resumed = f", continuing after round {done}" if done else ""
+        say(self._console, f"{self._label} ({event.dataset.kind} images){resumed}", "bold")
+        if not self._console.is_terminal:
+            return
         self._progress = Progress(
-            TextColumn(self._label),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[shown]}"),
-            TimeRemainingColumn(),
+            BarColumn(bar_width=BAR),
+            TextColumn(f"{{task.completed:>{len(str(self._total))}.0f}}/{{task.total:.0f}}"),
+            TextColumn("{task.fields[shown]}", table_column=Column(no_wrap=True)),
+            TimeRemainingColumn(elapsed_when_finished=True),
             console=self._console,
         )
         self._progress.start()
-        total = event.config.training.rounds
-        self._task = self._progress.add_task("", total=total, completed=done, shown="starting")
+        last = round_text(event.history[-1], self._room) if done else "starting"
+        self._task = self._progress.add_task("", total=self._total, completed=done, shown=last)
+
+    @property
+    def _room(self) -> int:
+        # Beside the bar, `done/total` and the time, with a space between them.
+        return self._console.width - BAR - (2 * len(str(self._total)) + 1) - len("0:00:00") - 3
+
+    def _round(self, record: RoundRecord) -> None:
+        for note in record.notes:
+            say(self._console, f"round {record.round}: {note}", "yellow")
+        if self._progress is not None:
+            self._progress.update(self._task, completed=record.round, shown=round_text(record, self._room))
+        elif is_milestone(record.round, self._total):
+            width = len(str(self._total))
+            say(self._console, f"round {record.round:>{width}}/{self._total}: {round_text(record)}")
 
     def stop(self) -> None:
         """Leave the line as it is."""
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
+
+
+BAR = 20
+"""Width of the bar in characters."""
+
+
+def is_milestone(round_: int, total: int) -> bool:
+    """Whether a log that has no live line should mention this round: the first, the last and every tenth part."""
+    return round_ in (1, total) or round_ * 10 // total > (round_ - 1) * 10 // total
+
+
+def round_text(record: RoundRecord, room: int | None = None) -> str:
+    """Figures of a round in words, the most important first, as many as fit into `room` characters."""
+    metrics = record.metrics
+    text = f"accuracy {percent(metrics['test/accuracy'])} %"
+    for key, words in (("relabel/residual", "wrong labels left"), ("ident/accuracy", "clients judged right")):
+        if key in metrics:
+            longer = f"{text} · {words} {percent(metrics[key])} %"
+            text = longer if room is None or len(longer) <= room else text
+    return text
 
 
 @contextmanager
@@ -86,6 +146,8 @@ class _DataLine:
         self._tasks: dict[str, TaskID] = {}
 
     def __call__(self, done: int, total: int, what: str) -> None:
+        if not self._console.is_terminal:
+            return
         if self._progress is None:
             self._progress = Progress(
                 TextColumn("{task.description}"),
@@ -107,87 +169,3 @@ class _DataLine:
             self._progress.stop()
             self._progress = None
             self._tasks.clear()
-
-
-def final_table(config: RunFile, result: RunResult, kind: str) -> Table:
-    """Figures of the last round of one run."""
-    final = result.final
-    table = Table(title=f"{config.name}, {config.method.name}, seed {config.seed} ({kind} images), last round")
-    table.add_column("figure")
-    table.add_column("value", justify="right")
-    low, high = percent(final["final/accuracy_low"]), percent(final["final/accuracy_high"])
-    confidence = f"{100 * config.evaluation.confidence:g} %"
-    table.add_row("accuracy %", f"{percent(final['final/accuracy'])}  ({confidence} bootstrap {low}–{high})")
-    table.add_row("macro-F1 %", percent(final["test/macro_f1"]))
-    table.add_row("balanced accuracy %", percent(final["test/balanced_accuracy"]))
-    if result.identification is not None and result.predicted_noisy is not None:
-        figures = result.identification_figures
-        table.add_section()
-        named = ", ".join(str(k) for k in (~result.predicted_noisy).nonzero()[0])
-        table.add_row("clients called clean", named)
-        table.add_row("clients identified correctly %", percent(figures["accuracy"]))
-        table.add_row("noisy called clean / clean called noisy", _counts(figures))
-        table.add_row("margin (SD between groups)", f"{figures['margin']:.2f}")
-    if result.labels is not None and "relabel/edit" in final:
-        table.add_section()
-        for key, text in (
-            ("edit", "labels changed %"),
-            ("recovery", "wrong labels recovered %"),
-            ("precision", "changes that were right %"),
-            ("false_correction", "right labels spoiled %"),
-            ("residual", "wrong labels left %"),
-        ):
-            table.add_row(text, percent(final.get(f"relabel/{key}")))
-    table.add_section()
-    table.add_row("seconds", f"{result.seconds:.1f}")
-    table.add_row("weights", result.weights_hash[:16])
-    return table
-
-
-def _counts(figures: Mapping[str, float]) -> str:
-    return f"{figures['missed_noisy']:.0f} / {figures['accused_clean']:.0f}"
-
-
-def comparison_table(title: str, results: Mapping[str, Sequence[RunResult]]) -> Table:
-    """Methods as rows, seeds as columns: last-round accuracy, mean, spread and identification."""
-    seeds = [r.config.seed for r in next(iter(results.values()))]
-    table = Table(title=title)
-    table.add_column("method")
-    for seed in seeds:
-        table.add_column(f"seed {seed}", justify="right")
-    if len(seeds) > 1:
-        table.add_column("mean ± SD", justify="right")
-    table.add_column("macro-F1", justify="right")
-    table.add_column("clients found", justify="right")
-    table.add_column("margin", justify="right")
-    table.add_column("seconds", justify="right")
-    for method, runs in results.items():
-        accuracies = [r.final["final/accuracy"] for r in runs]
-        row = [method, *(percent(a) for a in accuracies)]
-        if len(seeds) > 1:
-            row.append(_mean_and_spread(accuracies))
-        row.append(percent(_mean([r.final["test/macro_f1"] for r in runs])))
-        found = [r for r in runs if r.identification is not None]
-        if found:
-            right = [int((r.identification_figures["accuracy"]) * _clients(r) + 0.5) for r in found]
-            row.append(" ".join(f"{n}/{_clients(r)}" for n, r in zip(right, found, strict=True)))
-            row.append(f"{min(r.identification_figures['margin'] for r in found):.2f}")
-        else:
-            row += ["–", "–"]
-        row.append(f"{_mean([r.seconds for r in runs]):.1f}")
-        table.add_row(*row)
-    return table
-
-
-def _clients(result: RunResult) -> int:
-    return result.config.federation.clients
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
-def _mean_and_spread(values: Sequence[float]) -> str:
-    mean = _mean(values)
-    spread = (sum((v - mean) ** 2 for v in values) / (len(values) - 1)) ** 0.5
-    return f"{100 * mean:.1f} ± {100 * spread:.1f}"

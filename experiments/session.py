@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from types import FrameType
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 import torch
+from filelock import FileLock, Timeout
 
+from experiments.checks import check_execution, check_model, check_work_dir
 from experiments.config import RunFile
 from fedsir import coordinator
 from fedsir.clients.executor import Executor, InProcessExecutor
 from fedsir.condition import Condition, build_condition
-from fedsir.config.data import ImageSource
 from fedsir.config.training import ExecutionConfig
 from fedsir.data.dataset import Dataset
 from fedsir.data.load import load_dataset
@@ -26,45 +26,58 @@ if TYPE_CHECKING:
     from mlflow_tracking.store import Store
 
 
+class Waiting(Protocol):
+    """Shows what is being waited for while the context lasts."""
+
+    def __call__(self, what: str) -> AbstractContextManager[object]: ...
+
+
+def _silently(what: str) -> AbstractContextManager[object]:
+    return nullcontext(what)
+
+
 class Session:
     """Runs run files one after the other; close it to stop the actors."""
 
-    def __init__(self, progress: Progress | None = None) -> None:
+    def __init__(self, progress: Progress | None = None, waiting: Waiting = _silently) -> None:
         self._progress = progress
-        self._datasets: dict[ImageSource, Dataset] = {}
+        self._waiting = waiting
+        self._datasets: dict[str, Dataset] = {}
         self._executors: dict[tuple[ExecutionConfig, int], tuple[Executor, str]] = {}
         self._stores: dict[tuple[str, str], Store] = {}
+        self._owns_ray = False
 
     def dataset(self, config: RunFile) -> Dataset:
         """The checked images of a run, decoded once per session."""
-        if config.data not in self._datasets:
-            dataset = load_dataset(config.data, self._progress)
-            self._datasets[config.data] = dataset
-        return self._datasets[config.data]
-
-    def condition(self, config: RunFile) -> Condition:
-        """Federation, truth and first weights of a run."""
-        return build_condition(config, self.dataset(config))
+        key = config.data.model_dump_json()
+        if key not in self._datasets:
+            self._datasets[key] = load_dataset(config.data, self._progress)
+        return self._datasets[key]
 
     def check(self, config: RunFile) -> Condition:
-        """Everything that can be found wrong before work starts: store, data, federation, weights, workers.
+        """Everything that can be found wrong before work starts, the quick checks first.
 
         Raises BadInput.
         """
+        check_execution(config.execution, config.federation.clients)
+        check_work_dir(config)
+        check_model(config.model, config.data.image_size)
         self._store(config)
-        _check_device(config.execution)
-        condition = self.condition(config)
-        self._executor(config)
-        return condition
+        return build_condition(config, self.dataset(config))
 
-    def run(self, config: RunFile, recorders: Sequence[Recorder]) -> RunResult:
-        """Run to the last round, recorded in MLflow and by `recorders`; continues an interrupted run."""
+    def run(self, config: RunFile, recorders: Sequence[Recorder], fresh: bool = False) -> RunResult:
+        """Run to the last round, recorded in MLflow and by `recorders`; continues an interrupted run.
+
+        `fresh` starts over instead. Raises BadInput before anything is changed, RunFailed afterwards.
+        """
         from mlflow_tracking.recorder import MlflowRecorder
 
         condition = self.check(config)
-        executor, device = self._executor(config)
-        everyone = [MlflowRecorder(self._store(config)), *recorders]
-        with terminated_like_interrupted():
+        with _alone(config):
+            executor, device = self._executor(config)
+            if fresh:
+                config.checkpoint_file.unlink(missing_ok=True)
+            everyone = [MlflowRecorder(self._store(config)), *recorders]
             return coordinator.run(config, condition, executor, everyone, config.checkpoint_file, device)
 
     def _store(self, config: RunFile) -> Store:
@@ -72,52 +85,61 @@ class Session:
 
         key = (config.tracking.uri, config.tracking.experiment)
         if key not in self._stores:
-            self._stores[key] = prepare_store(config.tracking)
+            with self._waiting("opening the MLflow store"):
+                self._stores[key] = prepare_store(config.tracking)
         return self._stores[key]
 
     def _executor(self, config: RunFile) -> tuple[Executor, str]:
         key = (config.execution, config.federation.clients)
         if key not in self._executors:
             # One pool at a time: actors of another layout would hold memory for nothing.
-            self.close()
-            self._executors[key] = _start_executor(config.execution, config.federation.clients)
+            self._stop()
+            with self._waiting("starting the workers"):
+                self._executors[key] = self._start(config.execution, config.federation.clients)
         return self._executors[key]
 
-    def close(self) -> None:
-        """Stop the actors; data and stores stay usable."""
+    def _start(self, execution: ExecutionConfig, clients: int) -> tuple[Executor, str]:
+        if execution.actors == "in-process":
+            cuda = execution.device == "cuda" or (execution.device == "auto" and torch.cuda.is_available())
+            return InProcessExecutor(), "cuda" if cuda else "cpu"
+        import ray
+
+        from fedsir.clients.pool import ActorPool
+
+        self._owns_ray = self._owns_ray or not ray.is_initialized()
+        pool = ActorPool(execution, clients)
+        return pool, pool.device
+
+    def _stop(self) -> None:
         for executor, _ in self._executors.values():
             executor.close()
         self._executors.clear()
 
+    def close(self) -> None:
+        """Stop the actors, and Ray if this session has started it."""
+        self._stop()
+        if self._owns_ray:
+            import ray
 
-def _start_executor(execution: ExecutionConfig, clients: int) -> tuple[Executor, str]:
-    if execution.actors == "in-process":
-        cuda = execution.device == "cuda" or (execution.device == "auto" and torch.cuda.is_available())
-        return InProcessExecutor(), "cuda" if cuda else "cpu"
-    from fedsir.clients.pool import ActorPool
-
-    pool = ActorPool(execution, clients)
-    return pool, pool.device
-
-
-def _check_device(execution: ExecutionConfig) -> None:
-    here = execution.ray_address is None
-    if execution.device == "cuda" and here and not torch.cuda.is_available():
-        raise BadInput(
-            "execution.device is cuda, but torch sees no GPU on this machine.\n"
-            "Set execution.device to auto or cpu, join a cluster with execution.ray_address, or see `fedsir doctor`."
-        )
+            # Not left to the end of the interpreter, where Ray may crash while actors still start.
+            ray.shutdown()
+            self._owns_ray = False
 
 
 @contextmanager
-def terminated_like_interrupted() -> Iterator[None]:
-    """SIGTERM (batch systems, `kill`) ends a run as Ctrl-C does, so that its record gets a terminal status."""
-
-    def stop(number: int, _: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, stop)
+def _alone(config: RunFile) -> Iterator[None]:
+    """Two processes on one run would overwrite each other's checkpoint and write into the same MLflow run."""
+    lock = FileLock(config.checkpoint_file.with_suffix(".lock"), timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise BadInput(
+            f"another process is working on this very run ({config.name}, {config.method.name}, seed {config.seed}).\n"
+            "Wait for its end, or change what this run is: --set seed=..., --set work_dir=..."
+        ) from None
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        with suppress(OSError):
+            Path(lock.lock_file).unlink()
+        lock.release()

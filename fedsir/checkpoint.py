@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import typing
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from types import NoneType, UnionType
@@ -28,21 +29,26 @@ def encode(value: Any, arrays: Arrays, path: str = "") -> Any:
     Raises TypeError for anything else: a state must be plain data.
     """
     if isinstance(value, np.ndarray):
-        arrays[path] = np.ascontiguousarray(value).reshape(value.shape)
-        return {"array": path}
+        # A key with a dot may spell the path of another array.
+        name = path if path not in arrays else f"{path}#{len(arrays)}"
+        arrays[name] = np.ascontiguousarray(value).reshape(value.shape)
+        return {"array": name}
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: encode(getattr(value, f.name), arrays, f"{path}.{f.name}") for f in dataclasses.fields(value)}
     if isinstance(value, tuple):
         return [encode(item, arrays, f"{path}.{i}") for i, item in enumerate(value)]
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping) and all(isinstance(key, (str, int)) for key in value):
         return {str(key): encode(item, arrays, f"{path}.{key}") for key, item in value.items()}
     raise TypeError(f"a state may not hold {type(value).__name__} (at {path or 'top'})")
 
 
 def decode(hint: Any, node: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
-    """Rebuild what `encode` took apart, guided by the type hint."""
+    """Rebuild what `encode` took apart, guided by the type hint.
+
+    Raises TypeError for structure that the hint does not describe.
+    """
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, UnionType):
         if node is None:
@@ -56,11 +62,21 @@ def decode(hint: Any, node: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
     if origin is tuple:
         kinds = [arguments[0]] * len(node) if len(arguments) == 2 and arguments[1] is Ellipsis else arguments
         return tuple(decode(kind, item, arrays) for kind, item in zip(kinds, node, strict=True))
-    if origin is dict:
-        return {key: decode(arguments[1], item, arrays) for key, item in node.items()}
+    if origin in (dict, Mapping):
+        key_type = int if arguments[0] is int else str
+        return {key_type(key): decode(arguments[1], item, arrays) for key, item in node.items()}
+    if isinstance(node, (dict, list)):
+        raise TypeError(f"{hint} does not say what to make of {type(node).__name__}")
     if hint is float and node is not None:
         return float(node)
     return node
+
+
+def _checksum(arrays: Mapping[str, NDArray[Any]], structure: str) -> str:
+    value = zlib.crc32(structure.encode())
+    for name in sorted(arrays):
+        value = zlib.crc32(np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8).data, value)
+    return f"{value:08x}"
 
 
 def save(path: Path, identity: str, content: Mapping[str, Any]) -> None:
@@ -69,11 +85,12 @@ def save(path: Path, identity: str, content: Mapping[str, Any]) -> None:
     Raises OSError when the folder cannot be written.
     """
     arrays: Arrays = {}
-    structure = encode(content, arrays)
+    structure = json.dumps(encode(content, arrays))
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
-        save_file(arrays, partial, {"format": FORMAT, "identity": identity, "structure": json.dumps(structure)})
+        header = {"format": FORMAT, "identity": identity, "structure": structure}
+        save_file(arrays, partial, {**header, "checksum": _checksum(arrays, structure)})
         with partial.open("rb") as handle:
             os.fsync(handle.fileno())
         partial.replace(path)
@@ -100,8 +117,10 @@ def load(path: Path, identity: str, hints: Mapping[str, Any]) -> dict[str, Any]:
             f"checkpoint {path} belongs to run {header.get('identity')}, "
             f"not to this configuration and its images ({identity}).\n{remedy}"
         )
+    if header.get("checksum") != _checksum(arrays, header.get("structure", "")):
+        raise BadInput(f"checkpoint {path} is damaged: its checksum does not match.\n{remedy}")
     try:
         structure = json.loads(header["structure"])
         return {name: decode(hint, structure[name], arrays) for name, hint in hints.items()}
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise BadInput(f"checkpoint {path} does not hold the state of this method: {error!r}\n{remedy}") from error

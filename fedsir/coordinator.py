@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from fedsir import checkpoint
 from fedsir.clients.executor import Executor, Outcome, WorkItem
 from fedsir.clients.runtime import RuntimeSetup
+from fedsir.clients.spectral_tasks import StageOneUpdate
 from fedsir.clients.tasks import ClientResult, ClientTask, PredictTest, nbytes
 from fedsir.clients.training import FORWARD_BATCH, LocalUpdate, slices_of
 from fedsir.condition import Condition
@@ -46,10 +47,14 @@ _PARTS = ("data", "compute", "ship", "aggregate", "evaluate", "record")
 
 @dataclass(frozen=True)
 class _Progress:
-    """Content of a checkpoint: the method's state after `len(history)` rounds."""
+    """Content of a checkpoint: the method's state after `len(history)` rounds.
+
+    costs: of work that belongs to the round to come, which is what a method does before its first round.
+    """
 
     state: MethodState
     history: tuple[RoundRecord, ...]
+    costs: _RoundCosts
     seconds: float
 
 
@@ -61,7 +66,7 @@ class _RoundCosts:
     bytes_up: int = 0
     bytes_down: int = 0
     loss: float | None = None
-    notes: list[str] = field(default_factory=list)
+    notes: tuple[str, ...] = ()
 
 
 class _Server:
@@ -78,7 +83,7 @@ class _Server:
         self._sizes = condition.federation.sizes
 
     def note(self, message: str) -> None:
-        self.costs.notes.append(message)
+        self.costs.notes += (message,)
 
     def run_clients(
         self, tasks: Mapping[int, ClientTask[U]], round_: int, broadcast: Mapping[str, Any]
@@ -109,11 +114,17 @@ class _Server:
         return outcomes
 
     def _collect_losses(self, results: Mapping[int, ClientResult[Any]]) -> None:
-        updates = {k: r.update for k, r in results.items() if isinstance(r.update, LocalUpdate)}
+        updates = {
+            k: r.update.training if isinstance(r.update, StageOneUpdate) else r.update for k, r in results.items()
+        }
+        trained = []
         for client, update in updates.items():
+            if not isinstance(update, LocalUpdate):
+                continue
             if update.skipped:
                 self.note(f"client {client} skipped {update.skipped} steps with a non-finite loss")
-        trained = [u for u in updates.values() if u.samples > 0]
+            if update.samples > 0:
+                trained.append(update)
         if trained:
             self.costs.loss = float(np.average([u.loss for u in trained], weights=[u.samples for u in trained]))
 
@@ -166,7 +177,7 @@ def run(
     try:
         result = _rounds(config, condition, server, method, kept, announce, checkpoint_file, identity)
     except BaseException as error:
-        announce(RunStopped(error, killed=isinstance(error, (KeyboardInterrupt, SystemExit))))
+        announce.stopped(RunStopped(error, killed=isinstance(error, (KeyboardInterrupt, SystemExit))))
         if isinstance(error, (FedsirError, KeyboardInterrupt, SystemExit)):
             raise
         raise RunFailed(f"run {config.name} ({config.method.name}, seed {config.seed}): {error!r}") from error
@@ -191,11 +202,13 @@ def _rounds(
     earlier = kept.seconds if kept else 0.0
     history = list(kept.history) if kept else []
     state = kept.state if kept else None
+    if kept is not None:
+        server.costs = kept.costs
 
     def keep(state: MethodState) -> None:
         if checkpoint_file is not None:
             spent = earlier + time.perf_counter() - begin
-            content = {"state": state, "history": tuple(history), "seconds": spent}
+            content = {"state": state, "history": tuple(history), "costs": server.costs, "seconds": spent}
             checkpoint.save(checkpoint_file, identity, content)
 
     if state is None:
@@ -250,7 +263,7 @@ def _record(round_: int, metrics: Mapping[str, float], costs: _RoundCosts) -> Ro
         values["train/loss"] = costs.loss
     values["bytes/up"], values["bytes/down"] = float(costs.bytes_up), float(costs.bytes_down)
     values.update({f"seconds/{part}": spent for part, spent in costs.seconds.items()})
-    return RoundRecord(round_, values, tuple(costs.notes))
+    return RoundRecord(round_, values, costs.notes)
 
 
 def predict_test(server: _Server, weights: FlatWeights, images: int) -> NDArray[np.float32]:
@@ -273,11 +286,19 @@ class _Announcer:
         for recorder in self._recorders:
             recorder.record(event)
 
+    def stopped(self, event: RunStopped) -> None:
+        """Tell every recorder, also after one that fails again: what stopped the run is what the user must see."""
+        for recorder in self._recorders:
+            try:
+                recorder.record(event)
+            except Exception as again:
+                event.error.add_note(f"{type(recorder).__name__} could not record the end of the run: {again}")
+
 
 def _load_progress(file: Path | None, identity: str, method: Method[Any]) -> _Progress | None:
     if file is None or not file.exists():
         return None
-    hints = {"state": method.state_type, "history": tuple[RoundRecord, ...], "seconds": float}
+    hints = {"state": method.state_type, "history": tuple[RoundRecord, ...], "costs": _RoundCosts, "seconds": float}
     return _Progress(**checkpoint.load(file, identity, hints))
 
 

@@ -16,3 +16,9 @@ class BadInput(FedsirError):
 
 class RunFailed(FedsirError):
     """A run that stopped while working; what was recorded before stays recorded."""
+
+
+def first_line(error: BaseException) -> str:
+    """First line of what an error says, or its type where it says nothing."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

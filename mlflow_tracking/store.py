@@ -189,8 +189,14 @@ def _creatable(path: Path) -> None:
     parent = path.parent
     while not parent.exists() and parent != parent.parent:
         parent = parent.parent
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise StoreProblemError(f"{path} cannot be created under {parent}", "name a file in a folder of yours")
+    try:
+        # Tried rather than asked for: permission bits say nothing about root, full disks and special file systems.
+        with tempfile.TemporaryFile(dir=parent):
+            pass
+    except OSError as error:
+        raise StoreProblemError(
+            f"{path} cannot be created under {parent} ({error.strerror or error})", "name a file in a folder of yours"
+        ) from None
 
 
 def _count_in_sqlite(path: Path, experiment: str) -> int:

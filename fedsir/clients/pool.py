@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections import deque
 from collections.abc import Sequence
+from math import ceil
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, ObjectLostError, OutOfMemoryError, RayActorError, RayTaskError
 
 from fedsir.clients.executor import Outcome, WorkItem, failure, longest_first, perform
+from fedsir.clients.local_ray import start_ray
 from fedsir.clients.runtime import ClientRuntime, RuntimeSetup, set_threads
 from fedsir.clients.tasks import Broadcast
 from fedsir.config.training import ExecutionConfig
-from fedsir.errors import BadInput, RunFailed
+from fedsir.errors import BadInput, RunFailed, first_line
 
 MAX_ATTEMPTS = 3
 """How often one item is tried when actors die under it; a task that kills its actor must not do so for ever."""
 
 IN_FLIGHT = 2
 """Items queued per actor, so that the next one is already there when one ends."""
+
+LOST = (RayActorError, OutOfMemoryError, ObjectLostError)
+"""How Ray says that an actor is gone: it died, its memory monitor killed it, or its node left with a result."""
 
 
 class ClientActor:
@@ -47,37 +51,22 @@ class ClientActor:
         return os.getpid()
 
 
-def start_ray(config: ExecutionConfig) -> None:
-    """Join the configured Ray cluster, or start a quiet local one bound to the loopback address.
+def gpu_fraction(config: ExecutionConfig, clients: int, gpus: float) -> float:
+    """GPU fraction of each actor; where the configuration leaves it open, GPUs are used if there are any.
 
-    Raises BadInput when the address cannot be joined.
+    One actor per GPU, or the largest equal share that lets the configured number of actors fit.
     """
-    if ray.is_initialized():
-        return
-    # Set before Ray starts: actors inherit it, and BLAS libraries read it when they load.
-    environment = {"env_vars": {"OMP_NUM_THREADS": str(config.threads)}}
-    try:
-        if config.ray_address is None:
-            ray.init(
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                configure_logging=True,
-                _node_ip_address="127.0.0.1",
-                runtime_env=environment,
-            )
-        else:
-            ray.init(
-                address=config.ray_address,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                runtime_env=environment,
-            )
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise BadInput(
-            f"execution.ray_address: cannot join the Ray cluster at {config.ray_address}: "
-            f"{str(error).splitlines()[0]}\nStart one with `ray start --head`, or leave execution.ray_address out."
-        ) from error
+    if config.gpus_per_client is not None:
+        return config.gpus_per_client
+    if config.device == "cpu" or (config.device == "auto" and gpus < 1):
+        return 0.0
+    if gpus < 1:
+        return 1.0
+    if isinstance(config.actors, int):
+        actors = min(config.actors, clients)
+    else:
+        actors = clients if config.actors == "per-client" else min(clients, int(gpus))
+    return 1.0 / ceil(actors / int(gpus))
 
 
 def pool_size(config: ExecutionConfig, clients: int, cpus: float, gpus: float) -> tuple[int, float]:
@@ -85,29 +74,33 @@ def pool_size(config: ExecutionConfig, clients: int, cpus: float, gpus: float) -
 
     Raises BadInput when the cluster cannot hold them.
     """
-    fraction = config.gpus_per_client or 0.0
-    if config.device == "cuda" and fraction == 0.0:
-        fraction = 1.0
+    fraction = gpu_fraction(config, clients, gpus)
+    if fraction > 1 and fraction != int(fraction):
+        raise BadInput(
+            f"execution.gpus_per_client is {fraction:g}; more than one GPU must be a whole number.\n"
+            "Use a fraction up to 1 or a whole number."
+        )
     if fraction > 0 and config.device == "cpu":
         raise BadInput(
             f"execution.gpus_per_client is {fraction:g} but execution.device is cpu.\n"
             "Set execution.device to auto or cuda, or leave gpus_per_client out."
         )
+    fits = clients
+    if fraction > 0:
+        # Whole copies of the fraction on each GPU: 0.4 fits twice on one GPU, not two and a half times.
+        fits = int(gpus) * int(1 / fraction + 1e-9) if fraction <= 1 else int(gpus / fraction)
     if config.actors == "per-client":
         actors = clients
     elif isinstance(config.actors, int):
         actors = min(config.actors, clients)
     elif fraction > 0:
-        # Whole copies of the fraction on each GPU: 0.4 fits twice on one GPU, not two and a half times.
-        fits = int(gpus) * int(1 / fraction + 1e-9) if fraction <= 1 else int(gpus / fraction)
         actors = max(1, min(clients, fits))
     else:
         actors = max(1, min(clients, int(cpus) // config.threads))
-    needed = actors * fraction
-    if needed > gpus + 1e-9:
+    if fraction > 0 and actors > fits:
         raise BadInput(
-            f"execution: {actors} actors with {fraction:g} GPU each need {needed:g} GPUs, but Ray sees {gpus:g}.\n"
-            "Lower execution.gpus_per_client or execution.actors, or set execution.device to cpu."
+            f"execution: {actors} actors with {fraction:g} GPU each do not fit: Ray sees {gpus:g} GPUs, which "
+            f"hold {fits}.\nLower execution.gpus_per_client or execution.actors, or set execution.device to cpu."
         )
     return actors, fraction
 
@@ -156,7 +149,13 @@ class ActorPool:
 
     def prepare(self, setup: RuntimeSetup) -> None:
         self._setup_ref = ray.put(setup)
-        ray.get([actor.prepare.remote(self._setup_ref) for actor in self._actors])
+        ready = [actor.prepare.remote(self._setup_ref) for actor in self._actors]
+        for slot, reference in enumerate(ready):
+            try:
+                ray.get(reference)
+            except LOST as error:
+                # Under the task that ended the last run, or since then.
+                self._replace(slot, error)
 
     def run(self, items: Sequence[WorkItem], broadcast: Broadcast) -> list[Outcome]:
         shared = ray.put(dict(broadcast))
@@ -187,36 +186,35 @@ class ActorPool:
                 feed(slot, limit)
         while running:
             done, _ = ray.wait(list(running), num_returns=1)
-            slot, position = running.pop(done[0])
-            item = items[position]
+            slot, position = running[done[0]]
             try:
                 outcomes[position] = ray.get(done[0])
+                del running[done[0]]
             except RayTaskError as error:
                 self._drain(running)
-                raise failure(item, error.cause if error.cause is not None else error) from error
-            except RayActorError as error:
-                attempts[position] += 1
-                if attempts[position] >= MAX_ATTEMPTS:
+                raise failure(items[position], error.cause if error.cause is not None else error) from error
+            except LOST as error:
+                # Everything in the actor's queue fails with it, but it died under the first.
+                lost = [running.pop(reference)[1] for reference, (s, _) in list(running.items()) if s == slot]
+                item = items[lost[0]]
+                attempts[lost[0]] += 1
+                if attempts[lost[0]] >= MAX_ATTEMPTS:
                     self._drain(running)
                     raise RunFailed(
                         f"client {item.client}, round {item.round}: {type(item.task).__name__} lost its actor "
-                        f"{MAX_ATTEMPTS} times; the last one died: {str(error).splitlines()[0]}\n"
+                        f"{MAX_ATTEMPTS} times; the last one died: {first_line(error)}\n"
                         "Often this is memory: lower execution.actors or training.batch_size."
                     ) from error
                 self._replace(slot, error)
-                # Whatever was queued on the dead actor fails with the same error; it is only put back here.
-                for reference in [r for r, (s, _) in running.items() if s == slot]:
-                    _, lost = running.pop(reference)
-                    (waiting[slot] if self._per_client else common).appendleft(lost)
-                (waiting[slot] if self._per_client else common).appendleft(position)
+                (waiting[slot] if self._per_client else common).extendleft(reversed(lost))
             feed(slot, IN_FLIGHT)
         return [outcomes[i] for i in range(len(items))]
 
-    def _replace(self, slot: int, error: RayActorError) -> None:
+    def _replace(self, slot: int, error: Exception) -> None:
         self._actors[slot] = self._start_actor()
         try:
             ray.get(self._actors[slot].prepare.remote(self._setup_ref), timeout=self._config.startup_timeout_s)
-        except (GetTimeoutError, RayActorError) as again:
+        except (GetTimeoutError, *LOST) as again:
             raise RunFailed(f"a client actor died and could not be replaced: {error}") from again
 
     @staticmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,7 @@ def batch_slices(n: int, batch_size: int) -> list[slice]:
     starts = list(range(0, n, batch_size))
     if len(starts) > 1 and n - starts[-1] == 1:
         starts.pop()
-    return [slice(a, b) for a, b in zip(starts, [*starts[1:], n], strict=True)]
+    return [slice(a, b) for a, b in pairwise([*starts, n])]
 
 
 def train_locally(

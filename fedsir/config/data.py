@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from fedsir.config.base import Fraction, NonNegativeInt, PositiveFloat, PositiveInt, Section
+from fedsir.config.base import FiniteFloat, Fraction, NonNegativeInt, PositiveFloat, PositiveInt, Section
 
-ChannelValue = float | tuple[float, float, float]
+ChannelValue = FiniteFloat | tuple[FiniteFloat, FiniteFloat, FiniteFloat]
 ChannelScale = PositiveFloat | tuple[PositiveFloat, PositiveFloat, PositiveFloat]
 
 

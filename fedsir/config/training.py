@@ -20,7 +20,7 @@ class ModelConfig(Section):
 
     backbone: BackboneName = "squeezenet1_1"
     weights: str = Field(default="imagenet", min_length=1)
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    dropout: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.0
 
 
 class OptimizerConfig(Section):

@@ -11,15 +11,16 @@ from fedsir.config.data import TransformConfig
 
 
 def normalize(images: Tensor, transform: TransformConfig) -> Tensor:
-    """(B, H, W) uint8 to (B, 3, H, W) float32, contiguous: `(x / 255 - mean) / std` in three equal channels.
+    """(B, H, W) uint8 to (B, 3, H, W) float32, channels last in memory: `(x / 255 - mean) / std`, equal channels.
 
     With three means or deviations the channels start equal and are normalised each by its own.
     """
     mean = _statistics(transform.mean, images.device)
     std = _statistics(transform.std, images.device)
     scaled = images.unsqueeze(1).to(torch.float32).div_(255)
-    # Contiguous, because writing in place into an expanded tensor would write all channels at once.
-    return ((scaled - mean) / std).expand(-1, 3, -1, -1).contiguous()
+    # A real copy, because writing in place into an expanded tensor would write all channels at once. With channels
+    # last, convolutions on CPUs are faster (SqueezeNet at 64 px by half) and later layers inherit the format.
+    return ((scaled - mean) / std).expand(-1, 3, -1, -1).contiguous(memory_format=torch.channels_last)
 
 
 def draw_flips(n: int, generator: np.random.Generator) -> NDArray[np.bool_]:

@@ -60,11 +60,11 @@ def dirichlet_partition(
 def _refuse_impossible(images: int, units: int, clients: int, config: PartitionConfig) -> None:
     needed = clients * config.min_client_size
     if needed > images:
+        smaller = f"federation.partition.min_client_size at most {images // clients}, or " if images >= clients else ""
         raise BadInput(
             f"federation.partition: {clients} clients with at least {config.min_client_size} images each "
             f"need {needed} training images, there are {images} (alpha = {config.alpha:g}).\n"
-            f"Remedy: at most {images // config.min_client_size} federation.clients, or "
-            f"federation.partition.min_client_size at most {images // clients}, or more images."
+            f"Remedy: at most {images // config.min_client_size} federation.clients, or {smaller}more images."
         )
     if clients > units:
         raise BadInput(

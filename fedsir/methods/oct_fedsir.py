@@ -11,14 +11,14 @@ from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from fedsir.clients.module import Objective
 from fedsir.clients.objective import CrossEntropy, Distilled, LogitAdjusted
 from fedsir.clients.spectral_tasks import ProvideSpectra, Relabel, StageOne
 from fedsir.clients.tasks import ClientTask, LocalTraining
 from fedsir.clients.training import LocalUpdate, Recipe
-from fedsir.config.base import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section
+from fedsir.config.base import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section
 from fedsir.config.method import MethodConfig
 from fedsir.config.training import OptimizerConfig
 from fedsir.methods.aggregate import average, distance_aware_average
@@ -62,16 +62,22 @@ class ConstantWeight(Section):
     """The same KD weight in every round."""
 
     kind: Literal["constant"]
-    value: Annotated[float, Field(ge=0, le=1)]
+    value: Fraction
 
 
 class RampWeight(Section):
     """KD weight `maximum * exp_ramp(round; begin, end)` (FedSIR's code)."""
 
     kind: Literal["ramp"]
-    maximum: Annotated[float, Field(ge=0, le=1)] = 0.2
+    maximum: Fraction = 0.2
     begin: NonNegativeInt = 2
     end: PositiveInt = 49
+
+    @model_validator(mode="after")
+    def _ends_after_it_begins(self) -> RampWeight:
+        if self.begin >= self.end:
+            raise ValueError(f"a ramp must end after it begins, got begin {self.begin} and end {self.end}")
+        return self
 
 
 class Distillation(Section):

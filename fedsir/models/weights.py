@@ -6,6 +6,7 @@ import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
 import torchvision
@@ -92,8 +93,10 @@ def _read_state(path: Path) -> Mapping[str, Tensor]:
         else:
             state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged or hostile file may raise anything; the cause is kept
+        # What torch says of refused pickles recommends to load them all the same.
+        reason = "refused by torch" if isinstance(error, UnpicklingError) else first_line(error)
         raise BadInput(
-            f"model.weights: {path} cannot be read as plain tensors: {first_line(error)}\n"
+            f"model.weights: {path} cannot be read as plain tensors ({reason}).\n"
             "It must be a state_dict saved by torch.save or safetensors; files with pickled code are refused."
         ) from error
     if isinstance(state, Mapping) and isinstance(state.get("state_dict"), Mapping):

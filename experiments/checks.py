@@ -1,0 +1,61 @@
+"""What can be found wrong with a run before its images are read or a worker starts."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+import torch
+
+from experiments.config import RunFile
+from fedsir.config.training import ExecutionConfig, ModelConfig
+from fedsir.errors import BadInput
+
+
+def check_work_dir(config: RunFile) -> None:
+    """Raise BadInput where checkpoints could not be written."""
+    folder = config.checkpoint_file.parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise BadInput(
+            f"work_dir = {config.work_dir}: checkpoints cannot be written to {folder} ({error.strerror or error}).\n"
+            "Set work_dir to a folder of yours, for example --set work_dir=fedsir-runs."
+        ) from error
+
+
+def check_execution(execution: ExecutionConfig, clients: int) -> None:
+    """Raise BadInput where this machine cannot hold the workers; clusters are asked when they are joined."""
+    if execution.ray_address is not None:
+        return
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if execution.device == "cuda" and gpus == 0:
+        raise BadInput(
+            "execution.device is cuda, but torch sees no GPU on this machine.\n"
+            "Set execution.device to auto or cpu, join a cluster with execution.ray_address, or see `fedsir doctor`."
+        )
+    if execution.actors == "in-process":
+        if execution.gpus_per_client is not None:
+            raise BadInput(
+                f"execution.gpus_per_client is {execution.gpus_per_client:g}, but with execution.actors in-process "
+                "there are no actors to share GPUs.\nLeave gpus_per_client out, or set execution.actors to auto."
+            )
+        return
+    from fedsir.clients.pool import pool_size
+
+    pool_size(execution, clients, float(os.cpu_count() or 1), float(gpus))
+
+
+def check_model(model: ModelConfig, image_size: int) -> None:
+    """Raise BadInput where the first weights cannot be had, or the images are too small for the network."""
+    from fedsir.models.network import MIN_IMAGE_SIZE, initial_network
+
+    if model.backbone != "tiny" and image_size < MIN_IMAGE_SIZE:
+        raise BadInput(
+            f"data.image_size is {image_size}; the backbone {model.backbone} needs {MIN_IMAGE_SIZE} or more.\n"
+            "Set it to 128, as in the paper, or 64 for speed."
+        )
+    # The number of classes is not known before the images are; it concerns the head alone, which is drawn.
+    initial_network(model, 2, seed=0)

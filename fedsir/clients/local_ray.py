@@ -1,0 +1,113 @@
+"""Starts or joins Ray for the actors: quiet, bound to the loopback address, signals left alone."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import ray
+from ray._private import ray_constants
+from ray._private import utils as worker_utils
+
+from fedsir.config.training import ExecutionConfig
+from fedsir.errors import BadInput, first_line
+
+LOOPBACK = "127.0.0.1"
+CONNECT_TIMEOUT_S = 5.0
+
+
+def start_ray(config: ExecutionConfig) -> None:
+    """Join the configured Ray cluster, or start a quiet local one bound to the loopback address.
+
+    Raises BadInput when the address cannot be joined.
+    """
+    if ray.is_initialized():
+        return
+    # Set before Ray starts: actors inherit it, and BLAS libraries read it when they load.
+    environment = {"env_vars": {"OMP_NUM_THREADS": str(config.threads)}}
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "runtime_env": environment}
+    address = config.ray_address
+    try:
+        with _signals_wait():
+            if address is None:
+                with _loopback_only():
+                    # `local`: a cluster that happens to run on this machine is not joined unasked.
+                    ray.init("local", include_dashboard=False, _node_ip_address=LOOPBACK, **quiet)
+            else:
+                _check_answers(address)
+                ray.init(address, **quiet)
+    except (OSError, OverflowError, RuntimeError, ValueError) as error:
+        reason = first_line(error)
+        if address is None:
+            raise BadInput(
+                f"Ray cannot be started on this machine: {reason}\n"
+                "See `fedsir doctor`, or set execution.actors to in-process to do without Ray."
+            ) from error
+        raise BadInput(
+            f"execution.ray_address: cannot join the Ray cluster at {address}: {reason}\n"
+            "Start one with `ray start --head`, or leave execution.ray_address out."
+        ) from error
+
+
+def _check_answers(address: str) -> None:
+    """Raise OSError where nobody listens at `HOST:PORT`; Ray itself would retry for many minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT_S).close()
+
+
+@contextmanager
+def _signals_wait() -> Iterator[None]:
+    """Hold Ctrl-C and SIGTERM back until Ray has started, and keep the caller's handlers.
+
+    Interrupted in the middle of its start, Ray hangs, or goes on as if nothing had happened. It also installs a
+    handler of its own for SIGTERM; what a termination means is not for a library to say.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def note(number: int, _: FrameType | None) -> None:
+        came.append(number)
+
+    replaced = worker_utils.set_sigterm_handler
+    for number in before:
+        signal.signal(number, note)
+    worker_utils.set_sigterm_handler = lambda _: None
+    try:
+        yield
+    finally:
+        worker_utils.set_sigterm_handler = replaced
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if came:
+            signal.raise_signal(came[0])
+
+
+@contextmanager
+def _loopback_only() -> Iterator[None]:
+    """Make Ray's servers listen on the loopback address alone, as they do on macOS and Windows.
+
+    Elsewhere Ray replaces a loopback `_node_ip_address` by the address of a network card and listens on all of
+    them, unless it is told that there will be no cluster: by this variable, which it has read at import.
+    """
+    variable = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
+    before = os.environ.get(variable), ray_constants.ENABLE_RAY_CLUSTER
+    os.environ[variable], ray_constants.ENABLE_RAY_CLUSTER = "0", False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before[1]
+        if before[0] is None:
+            del os.environ[variable]
+        else:
+            os.environ[variable] = before[0]

@@ -1,0 +1,306 @@
+"""Ray actors that die, hang in start-up or fail: what a run loses by it, and how many of them are started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from fedsir.clients.executor import WorkItem
+from fedsir.clients.pool import MAX_ATTEMPTS, ActorPool, pool_size, start_ray
+from fedsir.clients.runtime import Client
+from fedsir.clients.tasks import Broadcast, ClientResult
+from fedsir.config.training import ExecutionConfig
+from fedsir.errors import BadInput, RunFailed
+
+# Actors cannot import test modules, so what is defined here travels with its code.
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+@dataclass(frozen=True)
+class Dying:
+    """Kills its actor before the work, as long as fewer than `times` deaths are on record in `folder`."""
+
+    inner: Any
+    folder: str
+    times: int
+
+    def __call__(self, client: Client, broadcast: Broadcast) -> ClientResult[Any]:
+        deaths = Path(self.folder)
+        if len(list(deaths.iterdir())) < self.times:
+            (deaths / f"{os.getpid()}").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.inner(client, broadcast)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Slow:
+    """Takes its time before the work, so that items finish in another order than they were given."""
+
+    inner: Any
+    seconds: float
+
+    def __call__(self, client: Client, broadcast: Broadcast) -> ClientResult[Any]:
+        time.sleep(self.seconds)
+        return self.inner(client, broadcast)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Failing:
+    """Raises instead of working."""
+
+    def __call__(self, client: Client, broadcast: Broadcast) -> ClientResult[Any]:  # noqa: ARG002
+        raise ArithmeticError("the images of this client are cursed")
+
+
+@dataclass(frozen=True)
+class Who:
+    """Reports the process that runs it and the client it runs for."""
+
+    seconds: float = 0.0
+
+    def __call__(self, client: Client, broadcast: Broadcast) -> ClientResult[Any]:  # noqa: ARG002
+        time.sleep(self.seconds)
+        return ClientResult((os.getpid(), client.id))
+
+
+@dataclass(frozen=True)
+class When:
+    """Reports when it ran."""
+
+    def __call__(self, client: Client, broadcast: Broadcast) -> ClientResult[Any]:  # noqa: ARG002
+        return ClientResult(time.perf_counter())
+
+
+def wrapping(client: int, round_: int, wrap: Callable[[Any], Any]) -> Callable[[list[WorkItem]], list[WorkItem]]:
+    """Wraps the task of one client in one round."""
+
+    def change(items: list[WorkItem]) -> list[WorkItem]:
+        training = type(items[0].task).__name__ == "LocalTraining"
+        return [
+            replace(i, task=wrap(i.task)) if training and (i.client, i.round) == (client, round_) else i for i in items
+        ]
+
+    return change
+
+
+@pytest.fixture(scope="module")
+def expected(lab: Any) -> str:
+    """Weights of the undisturbed run."""
+    return str(lab.run(lab.config()).weights_hash)
+
+
+@pytest.mark.parametrize("reported_as", ["died", "out of memory"])
+def test_an_actor_killed_under_a_task_costs_nothing(
+    lab: Any,
+    pool_of: Callable[..., ActorPool],
+    tmp_path: Path,
+    expected: str,
+    reported_as: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whether clients share actors or not, and whether the system or Ray's memory monitor killed it."""
+    pool = pool_of("per-client" if reported_as == "died" else 2)
+    if reported_as == "out of memory":
+        real = ray.get
+
+        def get(references: Any, **options: Any) -> Any:
+            try:
+                return real(references, **options)
+            except ray.exceptions.RayActorError as error:
+                raise ray.exceptions.OutOfMemoryError("the node is running low on memory") from error
+
+        monkeypatch.setattr("fedsir.clients.pool.ray.get", get)
+    dying = wrapping(2, 1, lambda task: Dying(task, str(tmp_path), times=1))
+    before = set(pool.pids())
+    recorder = lab.collector()
+    result = lab.run(lab.config(), executor=lab.dispatching(pool, change=dying), recorder=recorder)
+    assert len(list(tmp_path.iterdir())) == 1
+    assert len(before & set(pool.pids())) == len(before) - 1
+    assert result.weights_hash == expected
+    assert [r.round for r in recorder.rounds] == [1, 2, 3]
+
+
+def test_an_actor_killed_from_outside_between_rounds_costs_nothing(
+    lab: Any, pool_of: Callable[..., ActorPool], expected: str
+) -> None:
+    pool = pool_of(2)
+
+    class Killer(lab.collector):  # type: ignore[misc, name-defined]
+        def record(self, event: Any) -> None:
+            super().record(event)
+            if len(self.rounds) == 1 and self.finished is None:
+                os.kill(pool.pids()[0], signal.SIGKILL)
+
+    recorder = Killer()
+    before = pool.pids()
+    assert lab.run(lab.config(), executor=pool, recorder=recorder).weights_hash == expected
+    assert len(set(before) & set(pool.pids())) == 1
+
+
+def test_a_task_that_always_kills_its_actor_ends_the_run(
+    lab: Any, pool_of: Callable[..., ActorPool], tmp_path: Path, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert 2 <= MAX_ATTEMPTS <= 5
+    monkeypatch.setattr("fedsir.clients.pool.MAX_ATTEMPTS", 2)
+    pool = pool_of(1)
+    dying = wrapping(2, 1, lambda task: Dying(task, str(tmp_path), times=100))
+    recorder = lab.collector()
+    with pytest.raises(RunFailed, match=r"client 2, round 1: Dying lost its actor 2 times"):
+        lab.run(lab.config(), executor=lab.dispatching(pool, change=dying), recorder=recorder)
+    assert len(list(tmp_path.iterdir())) == 2
+    assert [r.round for r in recorder.rounds] == [1]
+    # The pool serves the next run all the same, although its actor is dead when that begins.
+    assert lab.run(lab.config(), executor=pool).weights_hash == expected
+
+
+def test_a_task_that_fails_ends_the_run_and_leaves_the_pool_usable(
+    lab: Any, pool_of: Callable[..., ActorPool], expected: str
+) -> None:
+    pool = pool_of(2)
+    failing = wrapping(1, 2, lambda _: Failing())
+    recorder = lab.collector()
+    pids = pool.pids()
+    with pytest.raises(RunFailed, match=r"client 1, round 2: Failing failed: ArithmeticError: .*cursed"):
+        lab.run(lab.config(), executor=lab.dispatching(pool, change=failing), recorder=recorder)
+    assert [r.round for r in recorder.rounds] == [1, 2]
+    assert recorder.stopped is not None
+    assert not recorder.stopped.killed
+    assert lab.run(lab.config(), executor=pool).weights_hash == expected
+    assert pool.pids() == pids
+
+
+def test_a_failing_task_in_this_process_says_the_same(lab: Any) -> None:
+    failing = wrapping(1, 2, lambda _: Failing())
+    with pytest.raises(RunFailed, match=r"client 1, round 2: Failing failed: ArithmeticError: .*cursed") as caught:
+        lab.run(lab.config(), executor=lab.dispatching(lab.executor, change=failing))
+    assert isinstance(caught.value.__cause__, ArithmeticError)
+
+
+def test_slow_clients_change_nothing(lab: Any, pool_of: Callable[..., ActorPool], expected: str) -> None:
+    """The first client finishes last."""
+    slow = wrapping(0, 1, lambda task: Slow(task, 0.5))
+    executor = lab.dispatching(pool_of(2), change=slow)
+    assert lab.run(lab.config(), executor=executor).weights_hash == expected
+
+
+def test_results_come_in_the_order_of_the_items(lab: Any, pool_of: Callable[..., ActorPool]) -> None:
+    pool = pool_of(2)
+    pool.prepare(lab.setup(lab.config()))
+    order = [3, 0, 2, 1, 0, 3]
+    items = [WorkItem(k, 0, Who(0.05 * k), cost=7 * k % 4) for k in order]
+    assert [o.result.update[1] for o in pool.run(items, {})] == order
+
+
+def test_every_client_has_its_own_actor_where_asked_for(lab: Any, pool_of: Callable[..., ActorPool]) -> None:
+    pool = pool_of("per-client")
+    assert pool.slots == lab.clients
+    pool.prepare(lab.setup(lab.config()))
+    items = [WorkItem(k, 0, Who(), 1) for k in (0, 1, 2, 3, 3, 2, 1, 0)]
+    homes = [o.result.update for o in pool.run(items, {})]
+    assert len({pid for pid, _ in homes}) == lab.clients
+    assert all(len({pid for pid, client in homes if client == k}) == 1 for k in range(lab.clients))
+
+
+def test_the_longest_work_starts_first(lab: Any, pool_of: Callable[..., ActorPool]) -> None:
+    pool = pool_of(1)
+    pool.prepare(lab.setup(lab.config()))
+    costs = (3, 1, 9, 5)
+    outcomes = pool.run([WorkItem(k, 0, When(), cost) for k, cost in enumerate(costs)], {})
+    begun = [o.result.update for o in outcomes]
+    assert sorted(range(4), key=begun.__getitem__) == [2, 3, 0, 1]
+
+
+def test_actors_that_cannot_start_are_reported_in_time(local_ray: None) -> None:  # noqa: ARG001
+    config = ExecutionConfig(actors=1, threads=32, startup_timeout_s=0.5)
+    pool_cpus = ray.cluster_resources()["CPU"]
+    taken = ray.util.placement_group([{"CPU": ray.available_resources()["CPU"]}])
+    ray.get(taken.ready())
+    try:
+        with pytest.raises(BadInput, match=r"did not start within 0.5 s; Ray has 0 CPU(.|\n)*startup_timeout_s"):
+            ActorPool(config, clients=1)
+    finally:
+        ray.util.remove_placement_group(taken)
+    assert pool_cpus == 16
+
+
+def test_an_address_without_ray_is_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ConnectionError("nobody there\nsecond line")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", refuse)
+    for address in ("127.0.0.1:1", "auto"):
+        with pytest.raises(BadInput, match=rf"execution\.ray_address: .* {address}(.|\n)*ray start --head") as caught:
+            start_ray(ExecutionConfig(ray_address=address))
+        assert "second line" not in str(caught.value)
+
+
+# -- how many ----------------------------------------------------------------------------------------------------
+
+
+def size(clients: int = 10, cpus: float = 8, gpus: float = 0, **settings: Any) -> tuple[int, float]:
+    return pool_size(ExecutionConfig(**settings), clients, cpus, gpus)
+
+
+def test_without_gpus_one_actor_per_core_and_no_more_than_clients() -> None:
+    assert size() == (8, 0.0)
+    assert size(clients=5) == (5, 0.0)
+    assert size(threads=3) == (2, 0.0)
+    assert size(cpus=1, threads=4) == (1, 0.0)
+    assert size(cpus=0.5) == (1, 0.0)
+
+
+def test_a_number_of_actors_is_at_most_the_number_of_clients() -> None:
+    assert size(actors=3) == (3, 0.0)
+    assert size(actors=30) == (10, 0.0)
+    assert size(clients=30, cpus=2, actors="per-client") == (30, 0.0)
+
+
+def test_gpu_fractions_decide_how_many_fit() -> None:
+    assert size(gpus=1, gpus_per_client=0.25) == (4, 0.25)
+    assert size(gpus=2, gpus_per_client=0.4) == (4, 0.4)
+    assert size(gpus=1, gpus_per_client=0.1, clients=30) == (10, 0.1)
+    assert size(gpus=1, gpus_per_client=1 / 3) == (3, 1 / 3)
+    assert size(gpus=4, gpus_per_client=2) == (2, 2.0)
+    assert size(gpus=8, gpus_per_client=0.5, clients=3) == (3, 0.5)
+    assert size(gpus=3, device="cuda") == (3, 1.0)
+    assert size(gpus=1, device="cuda", gpus_per_client=0.5) == (2, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "gpus"),
+    [
+        ({"actors": "per-client", "gpus_per_client": 0.5}, 4),
+        ({"actors": 3, "gpus_per_client": 0.5}, 1),
+        ({"actors": 1, "gpus_per_client": 2}, 1),
+        ({"gpus_per_client": 0.1}, 0),
+        ({"device": "cuda"}, 0),
+        # 2 GPUs in all, but an actor cannot have a piece of each.
+        ({"actors": 5, "gpus_per_client": 0.4}, 2),
+        ({"actors": 3, "gpus_per_client": 0.6}, 2),
+    ],
+)
+def test_more_gpus_than_there_are_is_bad_input(settings: dict[str, Any], gpus: float) -> None:
+    with pytest.raises(BadInput, match=r"GPU(.|\n)*(Lower|cpu)"):
+        size(gpus=gpus, **settings)
+
+
+def test_a_gpu_fraction_on_the_cpu_is_bad_input() -> None:
+    with pytest.raises(BadInput, match=r"gpus_per_client is 0.5 but execution.device is cpu"):
+        size(gpus=1, device="cpu", gpus_per_client=0.5)
+    assert size(gpus=1, device="cpu", gpus_per_client=0.0) == (8, 0.0)
+
+
+def test_more_than_one_gpu_must_be_a_whole_number() -> None:
+    """Ray cannot give one and a half."""
+    with pytest.raises(BadInput, match=r"gpus_per_client.* 1\.5"):
+        size(gpus=8, gpus_per_client=1.5)
