@@ -112,6 +112,6 @@ def test_cluster_that_answers_is_joined(ray_that: Any) -> None:
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "[::1]:1", "127.0.0.1:99999"])
 def test_cluster_that_does_not_answer_is_refused_before_ray_tries(ray_that: Any, address: str) -> None:
     finished = ray_that(lambda: time.sleep(3600))
-    with pytest.raises(BadInput, match="execution.ray_address: cannot join"):
+    with pytest.raises(BadInput, match=r"execution\.ray_address: cannot join"):
         local_ray.start_ray(ExecutionConfig(ray_address=address))
     assert finished == []
