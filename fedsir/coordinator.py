@@ -5,22 +5,18 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedsir import checkpoint
-from fedsir.clients.executor import Executor, Outcome, WorkItem
+from fedsir.clients.executor import Executor
 from fedsir.clients.runtime import RuntimeSetup
-from fedsir.clients.spectral_tasks import StageOneUpdate
-from fedsir.clients.tasks import ClientResult, ClientTask, PredictTest, nbytes
-from fedsir.clients.training import FORWARD_BATCH, LocalUpdate, slices_of
 from fedsir.condition import Condition
 from fedsir.config.run import RunConfig
-from fedsir.config.training import TrainingConfig
 from fedsir.data.dataset import Dataset
 from fedsir.errors import FedsirError, RunFailed
 from fedsir.evaluation.run import Evaluator
@@ -38,11 +34,7 @@ from fedsir.events import (
 from fedsir.methods.base import Method, MethodState
 from fedsir.methods.registry import find_method
 from fedsir.models.flat import FlatWeights
-
-U = TypeVar("U")
-
-
-_PARTS = ("data", "compute", "ship", "aggregate", "evaluate", "record")
+from fedsir.server import RoundCosts, RunServer, predict_test, timed
 
 
 @dataclass(frozen=True)
@@ -54,79 +46,8 @@ class _Progress:
 
     state: MethodState
     history: tuple[RoundRecord, ...]
-    costs: _RoundCosts
+    costs: RoundCosts
     seconds: float
-
-
-@dataclass
-class _RoundCosts:
-    """What the rounds' work cost; see `_Server.run_clients`."""
-
-    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_PARTS, 0.0))
-    bytes_up: int = 0
-    bytes_down: int = 0
-    loss: float | None = None
-    notes: tuple[str, ...] = ()
-
-
-class _Server:
-    """`fedsir.methods.base.Server` on top of an executor; counts what the work costs."""
-
-    def __init__(self, config: RunConfig, condition: Condition, executor: Executor) -> None:
-        self.federation = condition.federation
-        self.training: TrainingConfig = config.training
-        self.schema = condition.schema
-        self.initial_weights = condition.initial_weights
-        self.seed = config.seed
-        self.costs = _RoundCosts()
-        self._executor = executor
-        self._sizes = condition.federation.sizes
-
-    def note(self, message: str) -> None:
-        self.costs.notes += (message,)
-
-    def run_clients(
-        self, tasks: Mapping[int, ClientTask[U]], round_: int, broadcast: Mapping[str, Any]
-    ) -> dict[int, ClientResult[U]]:
-        order = sorted(tasks)
-        items = [WorkItem(k, round_, tasks[k], int(self._sizes[k])) for k in order]
-        outcomes = self.dispatch(items, broadcast)
-        results: dict[int, ClientResult[U]] = {k: o.result for k, o in zip(order, outcomes, strict=True)}
-        self.costs.bytes_down += nbytes(broadcast) * len(order)
-        self.costs.bytes_up += sum(nbytes(r.update) for r in results.values())
-        self._collect_losses(results)
-        return results
-
-    def dispatch(self, items: Sequence[WorkItem], broadcast: Mapping[str, Any]) -> list[Outcome]:
-        """Run items and book their time: wall time splits into data, compute and the rest (ship).
-
-        `data` and `compute` are worker seconds divided by the number of workers, `ship` is what remains of the
-        wall time: transfer, scheduling and idle workers.
-        """
-        begin = time.perf_counter()
-        outcomes = self._executor.run(items, broadcast)
-        wall = time.perf_counter() - begin
-        data = sum(o.seconds.data for o in outcomes) / self._executor.slots
-        compute = sum(o.seconds.compute for o in outcomes) / self._executor.slots
-        self.costs.seconds["data"] += data
-        self.costs.seconds["compute"] += compute
-        self.costs.seconds["ship"] += max(0.0, wall - data - compute)
-        return outcomes
-
-    def _collect_losses(self, results: Mapping[int, ClientResult[Any]]) -> None:
-        updates = {
-            k: r.update.training if isinstance(r.update, StageOneUpdate) else r.update for k, r in results.items()
-        }
-        trained = []
-        for client, update in updates.items():
-            if not isinstance(update, LocalUpdate):
-                continue
-            if update.skipped:
-                self.note(f"client {client} skipped {update.skipped} steps with a non-finite loss")
-            if update.samples > 0:
-                trained.append(update)
-        if trained:
-            self.costs.loss = float(np.average([u.loss for u in trained], weights=[u.samples for u in trained]))
 
 
 def run(
@@ -161,7 +82,7 @@ def run(
             precision=config.execution.precision,
         )
     )
-    server = _Server(config, condition, executor)
+    server = RunServer(config, condition, executor)
     announce = _Announcer(recorders)
     announce(
         RunStarted(
@@ -190,7 +111,7 @@ def run(
 def _rounds(
     config: RunConfig,
     condition: Condition,
-    server: _Server,
+    server: RunServer,
     method: Method[Any],
     kept: _Progress | None,
     announce: _Announcer,
@@ -212,17 +133,16 @@ def _rounds(
             checkpoint.save(checkpoint_file, identity, content)
 
     if state is None:
-        state = _timed(server, lambda: method.begin(server))
+        state = timed(server, partial(method.begin, server))
         keep(state)
     figures = None
     for t in range(len(history), config.training.rounds):
-        previous = state
-        state = _timed(server, lambda previous=previous, t=t: method.round(server, previous, t))
+        state = timed(server, partial(method.round, server, state, t))
         started = time.perf_counter()
         figures = evaluator.evaluate(state, predict_test(server, state.weights, len(condition.dataset.test)))
         server.costs.seconds["evaluate"] += time.perf_counter() - started
         record = _record(t + 1, figures.metrics, server.costs)
-        server.costs = _RoundCosts()
+        server.costs = RoundCosts()
         history.append(record)
         started = time.perf_counter()
         keep(state)
@@ -247,33 +167,13 @@ def _rounds(
     )
 
 
-def _timed(server: _Server, work: Any) -> Any:
-    """Run a method's function; its own time, less what clients took, is `aggregate`."""
-    before = sum(server.costs.seconds.values())
-    begin = time.perf_counter()
-    state = work()
-    elsewhere = sum(server.costs.seconds.values()) - before
-    server.costs.seconds["aggregate"] += max(0.0, time.perf_counter() - begin - elsewhere)
-    return state
-
-
-def _record(round_: int, metrics: Mapping[str, float], costs: _RoundCosts) -> RoundRecord:
+def _record(round_: int, metrics: Mapping[str, float], costs: RoundCosts) -> RoundRecord:
     values = dict(metrics)
     if costs.loss is not None:
         values["train/loss"] = costs.loss
     values["bytes/up"], values["bytes/down"] = float(costs.bytes_up), float(costs.bytes_down)
     values.update({f"seconds/{part}": spent for part, spent in costs.seconds.items()})
     return RoundRecord(round_, values, costs.notes)
-
-
-def predict_test(server: _Server, weights: FlatWeights, images: int) -> NDArray[np.float32]:
-    """Logits (N, C) float32 of the global model on the held-out images, in fixed shards over the workers."""
-    shards = slices_of(images, FORWARD_BATCH)
-    items = [WorkItem(i, 0, PredictTest(a, b), b - a) for i, (a, b) in enumerate(shards)]
-    before = dict(server.costs.seconds)
-    outcomes = server.dispatch(items, {"weights": weights})
-    server.costs.seconds = before  # evaluation is booked as a whole
-    return np.concatenate([o.result.update for o in outcomes])
 
 
 class _Announcer:
@@ -298,7 +198,7 @@ class _Announcer:
 def _load_progress(file: Path | None, identity: str, method: Method[Any]) -> _Progress | None:
     if file is None or not file.exists():
         return None
-    hints = {"state": method.state_type, "history": tuple[RoundRecord, ...], "costs": _RoundCosts, "seconds": float}
+    hints = {"state": method.state_type, "history": tuple[RoundRecord, ...], "costs": RoundCosts, "seconds": float}
     return _Progress(**checkpoint.load(file, identity, hints))
 
 

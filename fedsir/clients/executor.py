@@ -72,32 +72,48 @@ def failure(item: WorkItem, error: BaseException) -> RunFailed:
     )
 
 
-class InProcessExecutor:
-    """Runs everything here, one item after the other; for debugging with breakpoints."""
-
-    slots = 1
+class Worker:
+    """Serves any client of one run after the other; keeps caches only, so it can be replaced at any time."""
 
     def __init__(self) -> None:
         self._runtime: ClientRuntime | None = None
 
     def prepare(self, setup: RuntimeSetup) -> None:
+        """Be ready for the clients of one run."""
         set_threads(setup.threads)
         if self._runtime is None or not self._runtime.reconfigure(setup):
             self._runtime = ClientRuntime(setup)
 
-    def run(self, items: Sequence[WorkItem], broadcast: Broadcast) -> list[Outcome]:
+    @property
+    def runtime(self) -> ClientRuntime:
+        """What the last `prepare` made; raises RuntimeError before the first."""
         if self._runtime is None:
-            raise RuntimeError("prepare() must come before run()")
-        outcomes = []
+            raise RuntimeError("prepare() must come before any work")
+        return self._runtime
+
+    def work(self, item: WorkItem, broadcast: Broadcast) -> Outcome:
+        """Run one task."""
+        return perform(self.runtime, item, broadcast)
+
+
+class InProcessExecutor(Worker):
+    """Runs everything here, one item after the other; for debugging with breakpoints."""
+
+    slots = 1
+
+    def run(self, items: Sequence[WorkItem], broadcast: Broadcast) -> list[Outcome]:
+        """All items in their order; see `Executor.run`."""
+        outcomes, runtime = [], self.runtime
         with torch.random.fork_rng(devices=[]):
             for item in items:
                 try:
-                    outcomes.append(perform(self._runtime, item, broadcast))
+                    outcomes.append(perform(runtime, item, broadcast))
                 except Exception as error:
                     raise failure(item, error) from error
         return outcomes
 
     def close(self) -> None:
+        """Let go of module and images."""
         self._runtime = None
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, ObjectLostError, OutOfMemoryError, RayActorError, RayTaskError
 
-from fedsir.clients.executor import Outcome, WorkItem, failure, longest_first, perform
+from fedsir.clients.executor import Outcome, Worker, WorkItem, failure, longest_first
 from fedsir.clients.local_ray import start_ray
-from fedsir.clients.runtime import ClientRuntime, RuntimeSetup, set_threads
+from fedsir.clients.runtime import RuntimeSetup
 from fedsir.clients.tasks import Broadcast
 from fedsir.config.training import ExecutionConfig
 from fedsir.errors import BadInput, RunFailed, first_line
@@ -28,23 +28,8 @@ LOST = (RayActorError, OutOfMemoryError, ObjectLostError)
 """How Ray says that an actor is gone: it died, its memory monitor killed it, or its node left with a result."""
 
 
-class ClientActor:
-    """Ray actor around a `ClientRuntime`; keeps caches only, so it can be replaced at any time."""
-
-    def __init__(self) -> None:
-        self._runtime: ClientRuntime | None = None
-
-    def prepare(self, setup: RuntimeSetup) -> None:
-        """Be ready for the clients of one run."""
-        set_threads(setup.threads)
-        if self._runtime is None or not self._runtime.reconfigure(setup):
-            self._runtime = ClientRuntime(setup)
-
-    def run(self, item: WorkItem, broadcast: Broadcast) -> Outcome:
-        """Run one task."""
-        if self._runtime is None:
-            raise RuntimeError("prepare() must come before run()")
-        return perform(self._runtime, item, broadcast)
+class ClientActor(Worker):
+    """The worker as a Ray actor."""
 
     def pid(self) -> int:
         """Process id of the actor, for diagnosis."""
@@ -175,7 +160,7 @@ class ActorPool:
             load = sum(1 for s, _ in running.values() if s == slot)
             while load < limit and queue:
                 position = queue.popleft()
-                reference = self._actors[slot].run.remote(items[position], shared)
+                reference = self._actors[slot].work.remote(items[position], shared)
                 running[reference] = (slot, position)
                 load += 1
                 queue = waiting[slot] or common
