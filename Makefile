@@ -2,10 +2,11 @@
 VENV ?= .venv
 PYTHON ?= python3
 SEEDS ?= 0
+STUDY_SEEDS ?= 0-2
 BIN := $(VENV)/bin
 EXTRAS ?= test
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench bench-identification clean
 
 # Rebuilt when the project's requirements change.
 $(VENV)/.installed-%: pyproject.toml
@@ -27,6 +28,11 @@ lint: $(VENV)/.installed-dev  ## format, lint and types
 
 bench: $(VENV)/.installed-test  ## slow and statistical checks
 	$(BIN)/python -m pytest -m slow
+
+bench-identification: $(VENV)/.installed-test  ## Table 2 on phantoms: 13 noise settings, 3 alphas, 30/20/5 clients; an hour
+	for cohort in kermany uic wake_forest; do \
+	  $(BIN)/fedsir study identification rehearsal_$$cohort --methods fedsir,oct_fedsir --seeds $(STUDY_SEEDS) || exit; \
+	done
 
 clean:
 	rm -rf $(VENV) build dist

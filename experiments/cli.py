@@ -11,6 +11,8 @@ from typing import Annotated
 
 import typer
 
+from experiments.options import ConfigArgument, SetOption
+from experiments.studies.command import study_app
 from fedsir import __version__
 from fedsir.errors import BadInput, FedsirError
 
@@ -21,7 +23,8 @@ EXIT_FAILURE, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130
 
 app = typer.Typer(
     help="Federated training of retinal OCT classifiers when some clients hold wrongly annotated images.\n\n"
-    "Examples:\n\n    fedsir run\n\n    fedsir compare demo --seeds 0-4\n\n    fedsir doctor",
+    "Examples:\n\n    fedsir run\n\n    fedsir compare demo --seeds 0-4\n\n"
+    "    fedsir explain demo-oct_fedsir-s0\n\n    fedsir doctor",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",
@@ -32,14 +35,7 @@ data_app = typer.Typer(
     no_args_is_help=True,
 )
 app.add_typer(data_app, name="data")
-
-ConfigArgument = Annotated[
-    str, typer.Argument(help="YAML file or preset (demo, kermany, uic, wake_forest).", metavar="CONFIG")
-]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="Override a value, e.g. --set federation.noise.ratio=0.8. May be repeated."),
-]
+app.add_typer(study_app, name="study")
 
 
 @app.callback()
@@ -105,6 +101,35 @@ def compare(
     from experiments.commands import compare_methods
 
     compare_methods(config, overrides or [], methods, seeds)
+
+
+@app.command()
+def explain(
+    wanted: Annotated[
+        str,
+        typer.Argument(help="MLflow run id, run name or identity of a finished run, or its beginning.", metavar="RUN"),
+    ],
+    tracking_uri: Annotated[
+        str | None, typer.Option(help="MLflow store that holds the run; default: the default store.")
+    ] = None,
+    experiment: Annotated[
+        str | None, typer.Option(help="MLflow experiment that holds the run; default: fedsir.")
+    ] = None,
+) -> None:
+    """Show what decided about clients and labels in a recorded run.
+
+    For each client: descriptors, score, posterior and verdict beside the truth; how the clients were split and why
+    the closest call went as it did; class references, and what relabelling changed rightly and wrongly.
+
+    Examples:
+
+        fedsir explain demo-oct_fedsir-s0
+
+        fedsir explain 3f2a --tracking-uri http://localhost:5000 --experiment paper
+    """
+    from experiments.explain import explain_run
+
+    explain_run(wanted, tracking_uri, experiment)
 
 
 @app.command()

@@ -19,7 +19,7 @@ from rich.table import Table
 from experiments.compare import ALL_CLEAN, parse_methods, parse_seeds, variant
 from experiments.config import RunFile, load_run_file
 from experiments.console import LiveLine, Notes, data_progress, say, waiting
-from experiments.tables import comparison_table, final_table
+from experiments.tables import comparison_table, final_table, noise_table
 from fedsir.errors import BadInput
 from fedsir.methods.registry import find_method, method_names
 
@@ -41,7 +41,7 @@ def run_one(source: str, overrides: Sequence[str], fresh: bool) -> None:
     config = load_run_file(source, overrides)
     console = Console()
     with _session(console, continues=True) as session:
-        label = f"{config.name}: {config.method.name}, seed {config.seed}"
+        label = f"{config.name}: {config.method.label}, seed {config.seed}"
         result = session.run(config, [LiveLine(console, label, Notes(console))], fresh)
         kind = session.dataset(config).kind
     console.print(final_table(config, result, kind))
@@ -70,7 +70,39 @@ def compare_methods(source: str, overrides: Sequence[str], methods: str, seeds: 
         kind = session.dataset(base).kind
     title = f"{base.name} ({kind} images), last of {base.training.rounds} rounds"
     console.print(comparison_table(title, results))
+    noise = noise_table("what methods found out about the noise, means over seeds", results)
+    if noise is not None:
+        console.print(noise)
     _where(console, base)
+
+
+def study_identification(
+    source: str,
+    overrides: Sequence[str],
+    methods: tuple[str, ...],
+    noise: tuple[tuple[str, float], ...],
+    alphas: tuple[float, ...],
+    seeds: tuple[int, ...],
+    out: Path | None,
+) -> None:
+    """Run stage I over a grid and print where it tells clean from noisy clients."""
+    from experiments.studies.identification import Plan, study
+    from experiments.studies.tables import condition_table, summary_table
+
+    base = load_run_file(source, overrides)
+    path = out or base.work_dir / "studies" / f"identification-{base.name}.csv"
+    console = Console()
+    with _session(console, continues=True) as session:
+        kind = session.dataset(base).kind
+        plan = Plan(methods, noise, alphas, seeds)
+        rows = study(session, source, overrides, plan, path, partial(say, console))
+    about = f"{base.name} ({kind} images, {base.federation.clients} clients, seeds {', '.join(map(str, seeds))})"
+    say(console, f"identification, {about}: clean-client F1 % by mixture, in brackets the worst margin")
+    for method in methods:
+        of = [r for r in rows if r.method == method and r.split == "mixture"]
+        console.print(condition_table(method, of))
+    console.print(summary_table("means over conditions and seeds", rows))
+    say(console, f"verdicts in {path}")
 
 
 def list_methods() -> None:
@@ -121,6 +153,8 @@ def inspect_data(source: str, overrides: Sequence[str]) -> None:
         classes = [f"{row[f'{n} true']} → {row[f'{n} observed']}" for n in dataset.class_names]
         dealt.add_row(*(str(row[c]) for c in ("client", "status", "images", "wrong labels")), *classes)
     console.print(dealt)
+    pool = len(federation.public_pool)
+    say(console, f"{pool} image{'s' * (pool != 1)} set aside as the public pool, without labels")
     notes = Notes(console)
     for note in (*facts.notes, *drawn.notes):
         notes(note)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from experiments.config import RunFile, load_run_file
 from fedsir.errors import BadInput
-from fedsir.methods.registry import method_names
+from fedsir.methods.registry import find_preset, method_names
 
 ALL_CLEAN = "all_clean"
 """Not a method: FedAvg on the same federation without noise, the upper reference."""
@@ -17,12 +17,15 @@ MAX_SEEDS = 1000
 
 
 def parse_methods(text: str) -> list[str]:
-    """Names from `oct_fedsir,fedavg`. Raises BadInput for unknown and repeated ones."""
+    """Labels from `oct_fedsir,oct_fedsir/no_kd,fedavg`. Raises BadInput for unknown and repeated ones."""
     known = [*method_names(), ALL_CLEAN]
     chosen = [name.strip() for name in text.split(",") if name.strip()]
     if not chosen:
         raise BadInput(f"--methods: name at least one of {', '.join(known)}.")
-    for name in chosen:
+    for label in chosen:
+        name, _, preset = label.partition("/")
+        if name in known and preset:
+            find_preset("fedavg" if name == ALL_CLEAN else name, preset)
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f" Did you mean {near[0]}?" if near else ""
@@ -60,6 +63,6 @@ def variant(source: str, overrides: Sequence[str], base: RunFile, method: str, s
     seeded = f"seed={seed}"
     if method == ALL_CLEAN:
         return load_run_file(source, [*others, seeded, "method.name=fedavg", "federation.noise.type=none"])
-    if method == base.method.name:
+    if method in (base.method.name, base.method.label):
         return load_run_file(source, [*overrides, seeded])
     return load_run_file(source, [*others, seeded, f"method.name={method}"])

@@ -12,11 +12,11 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from experiments.explain import explain
+from experiments.validation_errors import explain
 from fedsir.config.method import MethodConfig
 from fedsir.config.run import RunConfig
 from fedsir.errors import BadInput
-from fedsir.methods.registry import find_method, parse_method_config
+from fedsir.methods.registry import find_method, find_preset, parse_method_config
 from mlflow_tracking.config import TrackingConfig
 
 MISSING = "???"
@@ -34,6 +34,10 @@ class RunFile(RunConfig):
     def identity(self) -> str:
         """The identity of the run alone: recording it elsewhere does not change a result."""
         return RunConfig.model_validate(self.run_values()).identity()
+
+    def condition_identity(self) -> str:
+        """The condition and seed alone, see `RunConfig`."""
+        return RunConfig.model_validate(self.run_values()).condition_identity()
 
     def run_values(self) -> dict[str, Any]:
         """The values that belong to `RunConfig`."""
@@ -77,7 +81,11 @@ def load_run_file(source: str, overrides: Sequence[str]) -> RunFile:
 def _parse_method(value: object) -> MethodConfig:
     name = value.get("name") if isinstance(value, Mapping) else value
     if isinstance(name, str):
-        find_method(name)  # says best what is wrong with a name
+        # These say best what is wrong with a name.
+        name, _, preset = name.partition("/")
+        find_method(name)
+        if preset:
+            find_preset(name, preset)
     try:
         return parse_method_config(value)
     except ValidationError as error:

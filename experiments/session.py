@@ -21,6 +21,7 @@ from fedsir.data.load import load_dataset
 from fedsir.data.progress import Progress
 from fedsir.errors import BadInput
 from fedsir.events import Recorder, RunResult
+from fedsir.server import Memory, RunServer, runtime_setup
 
 if TYPE_CHECKING:
     from mlflow_tracking.store import Store
@@ -45,6 +46,7 @@ class Session:
         self._datasets: dict[str, Dataset] = {}
         self._executors: dict[tuple[ExecutionConfig, int], tuple[Executor, str]] = {}
         self._stores: dict[tuple[str, str], Store] = {}
+        self._memory: tuple[str, Memory] = ("", {})
         self._owns_ray = False
 
     def dataset(self, config: RunFile) -> Dataset:
@@ -78,7 +80,28 @@ class Session:
             if fresh:
                 config.checkpoint_file.unlink(missing_ok=True)
             everyone = [MlflowRecorder(self._store(config)), *recorders]
-            return coordinator.run(config, condition, executor, everyone, config.checkpoint_file, device)
+            return coordinator.run(
+                config, condition, executor, everyone, config.checkpoint_file, device, self._shared(config)
+            )
+
+    def server(self, config: RunFile) -> tuple[RunServer, Condition]:
+        """A server ready for client work outside the rounds of a run, and the condition it serves.
+
+        Nothing is recorded. Raises BadInput as `check` does, apart from the store.
+        """
+        check_execution(config.execution, config.federation.clients)
+        check_model(config.model, config.data.image_size)
+        condition = build_condition(config, self.dataset(config))
+        executor, device = self._executor(config)
+        executor.prepare(runtime_setup(config, condition, device))
+        return RunServer(config, condition, executor, self._shared(config)), condition
+
+    def _shared(self, config: RunFile) -> Memory:
+        """What runs of one condition and seed share, such as stage I; of the latest condition only."""
+        key = config.condition_identity()
+        if self._memory[0] != key:
+            self._memory = (key, {})
+        return self._memory[1]
 
     def _store(self, config: RunFile) -> Store:
         from mlflow_tracking.store import prepare_store
@@ -134,7 +157,7 @@ def _alone(config: RunFile) -> Iterator[None]:
         lock.acquire()
     except Timeout:
         raise BadInput(
-            f"another process is working on this very run ({config.name}, {config.method.name}, seed {config.seed}).\n"
+            f"another process is working on this very run ({config.name}, {config.method.label}, seed {config.seed}).\n"
             "Wait for its end, or change what this run is: --set seed=..., --set work_dir=..."
         ) from None
     try:

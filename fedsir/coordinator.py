@@ -14,13 +14,13 @@ import numpy as np
 
 from fedsir import checkpoint
 from fedsir.clients.executor import Executor
-from fedsir.clients.runtime import RuntimeSetup
 from fedsir.condition import Condition
 from fedsir.config.run import RunConfig
 from fedsir.data.dataset import Dataset
 from fedsir.errors import FedsirError, RunFailed
 from fedsir.evaluation.run import Evaluator
 from fedsir.events import (
+    TOTALS,
     DatasetFacts,
     Event,
     Recorder,
@@ -34,7 +34,7 @@ from fedsir.events import (
 from fedsir.methods.base import Method, MethodState
 from fedsir.methods.registry import find_method
 from fedsir.models.flat import FlatWeights
-from fedsir.server import RoundCosts, RunServer, predict_test, timed
+from fedsir.server import Memory, RoundCosts, RunServer, predict_test, runtime_setup, timed
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,11 @@ def run(
     recorders: Sequence[Recorder],
     checkpoint_file: Path | None,
     device: str,
+    memory: Memory | None = None,
 ) -> RunResult:
     """Run one condition, method and seed to the last round, continuing from the checkpoint if there is one.
 
+    memory: what runs of this condition and seed share (`Server.once`); empty for the first of them.
     Recorders get their events in order and learn of a failure before it is raised. Raises BadInput before any
     work when the checkpoint cannot be used, RunFailed when a client or the method fails.
     """
@@ -68,21 +70,8 @@ def run(
     # Files can change behind an unchanged configuration; a state trained on other images must not be continued.
     identity = f"{config.identity()}-{dataset.digest[:16]}"
     kept = _load_progress(checkpoint_file, identity, method)
-    executor.prepare(
-        RuntimeSetup(
-            model=config.model,
-            num_classes=dataset.num_classes,
-            transform=config.data.transform,
-            train_images=dataset.train.images,
-            test_images=dataset.test.images,
-            indices=federation.indices,
-            seed=config.seed,
-            threads=config.execution.threads,
-            device=device,
-            precision=config.execution.precision,
-        )
-    )
-    server = RunServer(config, condition, executor)
+    executor.prepare(runtime_setup(config, condition, device))
+    server = RunServer(config, condition, executor, memory)
     announce = _Announcer(recorders)
     announce(
         RunStarted(
@@ -101,7 +90,7 @@ def run(
         announce.stopped(RunStopped(error, killed=isinstance(error, (KeyboardInterrupt, SystemExit))))
         if isinstance(error, (FedsirError, KeyboardInterrupt, SystemExit)):
             raise
-        raise RunFailed(f"run {config.name} ({config.method.name}, seed {config.seed}): {error!r}") from error
+        raise RunFailed(f"run {config.name} ({config.method.label}, seed {config.seed}): {error!r}") from error
     announce(RunFinished(result))
     if checkpoint_file is not None:
         checkpoint_file.unlink(missing_ok=True)
@@ -139,7 +128,7 @@ def _rounds(
     for t in range(len(history), config.training.rounds):
         state = timed(server, partial(method.round, server, state, t))
         started = time.perf_counter()
-        figures = evaluator.evaluate(state, predict_test(server, state.weights, len(condition.dataset.test)))
+        figures = evaluator.evaluate(state, predict_test(server, state, len(condition.dataset.test)))
         server.costs.seconds["evaluate"] += time.perf_counter() - started
         record = _record(t + 1, figures.metrics, server.costs)
         server.costs = RoundCosts()
@@ -151,18 +140,23 @@ def _rounds(
         server.costs.seconds["record"] = time.perf_counter() - started
     if figures is None:
         # Stopped after the last round's checkpoint, before the end was recorded.
-        figures = evaluator.evaluate(state, predict_test(server, state.weights, len(condition.dataset.test)))
+        figures = evaluator.evaluate(state, predict_test(server, state, len(condition.dataset.test)))
     return RunResult(
         config=config,
+        totals={key: sum(record.metrics[key] for record in history) for key in TOTALS},
         final={**history[-1].metrics, **evaluator.final(figures)},
         confusion=figures.confusion,
         labels=state.labels,
         predicted_noisy=None if state.identification is None else ~state.identification.clean,
         identification=state.identification,
         identification_figures=figures.identification,
-        weights=state.weights,
+        label_history=state.label_history,
+        margins=None if state.evidence is None else state.evidence.margins,
+        agreement=None if state.evidence is None else state.evidence.agreement,
+        references=None if state.evidence is None else state.evidence.references,
+        weights=state.weights if state.client_models is None else None,
         schema=server.schema,
-        weights_hash=weights_hash(state.weights),
+        weights_hash=weights_hash(*(state.client_models or (state.weights,))),
         seconds=earlier + time.perf_counter() - begin,
     )
 
@@ -172,6 +166,7 @@ def _record(round_: int, metrics: Mapping[str, float], costs: RoundCosts) -> Rou
     if costs.loss is not None:
         values["train/loss"] = costs.loss
     values["bytes/up"], values["bytes/down"] = float(costs.bytes_up), float(costs.bytes_down)
+    values["cost/client_epochs"], values["cost/forward_units"] = costs.client_epochs, costs.forward_units
     values.update({f"seconds/{part}": spent for part, spent in costs.seconds.items()})
     return RoundRecord(round_, values, costs.notes)
 
@@ -217,6 +212,9 @@ def dataset_facts(dataset: Dataset) -> DatasetFacts:
     )
 
 
-def weights_hash(weights: FlatWeights) -> str:
-    """Hex SHA-256 of a state; equal exactly when every bit is."""
-    return hashlib.sha256(weights.values.tobytes() + weights.counters.tobytes()).hexdigest()
+def weights_hash(*models: FlatWeights) -> str:
+    """Hex SHA-256 of one state or several in order; equal exactly when every bit is."""
+    digest = hashlib.sha256()
+    for weights in models:
+        digest.update(weights.values.tobytes() + weights.counters.tobytes())
+    return digest.hexdigest()

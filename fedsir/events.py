@@ -10,8 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsir.federation.federation import Federation, FederationFacts, Truth
+from fedsir.federation.labels import LabelCheckpoint
 from fedsir.models.flat import FlatSchema, FlatWeights
 from fedsir.spectral.identification import Identification
+from fedsir.spectral.relabeling import ReferenceFacts
 
 if TYPE_CHECKING:
     from fedsir.config.run import RunConfig
@@ -33,6 +35,8 @@ ROUND_METRICS = (
     "relabel/precision",
     "relabel/false_correction",
     "relabel/residual",
+    "cost/client_epochs",
+    "cost/forward_units",
     "bytes/up",
     "bytes/down",
     "seconds/data",
@@ -42,8 +46,11 @@ ROUND_METRICS = (
     "seconds/evaluate",
     "seconds/record",
 )
-# Logged once at the end, without a step, for sorting.
-FINAL_METRICS = ("final/accuracy", "final/accuracy_low", "final/accuracy_high")
+# Of these a run's total is of interest.
+TOTALS = ("cost/client_epochs", "cost/forward_units", "bytes/up", "bytes/down")
+# Logged once at the end, without a step, for sorting. The last is the population standard deviation of the accuracy
+# over client models, only where a method has no global model (its other figures are means over these models).
+FINAL_METRICS = ("final/accuracy", "final/accuracy_low", "final/accuracy_high", "final/client_accuracy_sd")
 
 
 @dataclass(frozen=True)
@@ -98,22 +105,30 @@ class RoundFinished:
 class RunResult:
     """Everything a finished run leaves behind.
 
-    final: `FINAL_METRICS` plus the last round's figures. confusion: (C, C) int64, rows are true classes, of the
-    last round's global model. labels: per client the current training labels (None where the method never
+    final: `FINAL_METRICS` plus the last round's figures; `final/client_accuracy_sd` only for methods without a
+    global model. confusion: (C, C) int64, rows are true classes, of the last round's global model, or the sum over
+    the client models. labels: per client the current training labels (None where the method never
     changes labels). predicted_noisy: (K,) bool or None where the method does not identify clients.
     identification_figures: accuracy, clean_precision, clean_recall, clean_f1, noisy_recall, missed_noisy,
     accused_clean, margin, unflipped_noisy, unflipped_noisy_missed (empty without identification).
-    weights_hash: hex SHA-256 of the final weights.
+    totals: `TOTALS` summed over the run. label_history, margins, agreement, references: how labels came to
+    change, as in `MethodState` and `RelabelingEvidence` (empty or None where they did not). weights: the final
+    global model, None without one. weights_hash: hex SHA-256 of the final weights, or of all client models in order.
     """
 
     config: RunConfig
     final: Mapping[str, float]
+    totals: Mapping[str, float]
     confusion: NDArray[np.int64]
     labels: tuple[NDArray[np.int64], ...] | None
     predicted_noisy: NDArray[np.bool_] | None
     identification: Identification | None
     identification_figures: Mapping[str, float]
-    weights: FlatWeights
+    label_history: tuple[LabelCheckpoint, ...]
+    margins: tuple[NDArray[np.float32], ...] | None
+    agreement: tuple[NDArray[np.bool_], ...] | None
+    references: tuple[ReferenceFacts, ...] | None
+    weights: FlatWeights | None
     schema: FlatSchema
     weights_hash: str
     seconds: float

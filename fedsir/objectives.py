@@ -5,8 +5,8 @@ Logits are (b, C) float tensors, targets (b,) int64 class indices, priors (C,) f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import exp
+from collections.abc import Iterable, Sequence
+from math import exp, log
 
 import numpy as np
 import torch
@@ -88,6 +88,71 @@ def exp_ramp(finished_rounds: int, begin: int, end: int) -> float:
         raise ValueError(f"a ramp must end after it begins, got begin {begin} and end {end}")
     phase = (min(max(finished_rounds, begin), end) - begin) / (end - begin)
     return exp(-5.0 * (1.0 - phase) ** 2)
+
+
+def linear_ramp(t: int, length: int) -> float:
+    """min(1, t / length): from 0 at round 0 to 1 at round `length`, which must be positive."""
+    if length <= 0:
+        raise ValueError(f"a ramp needs a positive length, got {length}")
+    return min(1.0, t / length)
+
+
+def entropy(probabilities: Tensor) -> Tensor:
+    """(b,) entropy in nats of the rows of (b, C) probabilities; 0 log 0 = 0, also in the gradient."""
+    # `xlogy` would give 0 / 0 as the gradient of an underflowed probability.
+    positive = torch.where(probabilities != 0, probabilities, 1.0)
+    return -(positive * positive.log()).sum(dim=1)
+
+
+def kl_divergence(p: Tensor, q: Tensor) -> Tensor:
+    """(b,) KL(p || q) in nats between rows of (b, C) probabilities; infinite where q is 0 and p is not."""
+    occurs = p != 0
+    positive, other = torch.where(occurs, p, 1.0), torch.where(occurs, q, 1.0)
+    return (positive * (positive.log() - other.log())).sum(dim=1)
+
+
+def jensen_shannon(p: Tensor, q: Tensor) -> Tensor:
+    """(b,) Jensen-Shannon divergence in nats between rows of (b, C) probabilities."""
+    middle = (p + q) / 2
+    return (kl_divergence(p, middle) + kl_divergence(q, middle)) / 2
+
+
+def sharpen(probabilities: Tensor, temperature: float) -> Tensor:
+    """(b, C) probabilities raised to 1 / temperature and normalised; below 1 they move to their maximum."""
+    powered = probabilities ** (1.0 / temperature)
+    return powered / powered.sum(dim=1, keepdim=True)
+
+
+def bounded_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """(b,) cross entropy of softmax outputs taken for logits, as FedCorr and FedLSR code it.
+
+    Bounded by [log(e + C - 1) - 1, log(e + C - 1)], so that no sample can dominate.
+    """
+    return F.cross_entropy(torch.softmax(logits, dim=1), targets, reduction="none")
+
+
+def symmetric_cross_entropy(
+    logits: Tensor, targets: Tensor, alpha: float = 0.1, beta: float = 1.0, clip: float = 1e-4, p_min: float = 1e-7
+) -> Tensor:
+    """(b,) alpha CE + beta RCE with RCE = -sum_c p_c log clip(onehot_c, clip, 1) (RHFL; methods S7)."""
+    probabilities = torch.softmax(logits, dim=1).clamp(p_min, 1.0)
+    # The one-hot target contributes log 1 = 0 at the label and log clip everywhere else.
+    others = probabilities.sum(dim=1) - probabilities.gather(1, targets[:, None]).squeeze(1)
+    return alpha * F.cross_entropy(logits, targets, reduction="none") - beta * log(clip) * others
+
+
+def mixup(images: Tensor, labels: Tensor, share: float, order: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Images (b, ...) blended with those in `order` (b,), and the labels of both (methods S9).
+
+    `share` belongs to the image in place: mixed = share x + (1 - share) x[order].
+    """
+    return share * images + (1.0 - share) * images[order], labels, labels[order]
+
+
+def squared_distance(parameters: Iterable[Tensor], reference: Iterable[Tensor]) -> Tensor:
+    """Scalar sum over tensors of the squared L2 norm of their difference; the reference gets no gradient."""
+    parts = [torch.square(p - r.detach()).sum() for p, r in zip(parameters, reference, strict=True)]
+    return torch.stack(parts).sum()
 
 
 def _kl(teacher: Tensor, student: Tensor, teacher_temperature: float, student_temperature: float) -> Tensor:

@@ -25,6 +25,8 @@ class Stream(IntEnum):
     PRETEXT = 9
     BOOTSTRAP = 10
     DROPOUT = 11
+    PUBLIC_POOL = 12
+    METHOD = 13
 
 
 def sequence(seed: int, stream: Stream, *address: int) -> np.random.SeedSequence:

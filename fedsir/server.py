@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -11,16 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsir.clients.executor import Executor, Outcome, WorkItem
-from fedsir.clients.spectral_tasks import StageOneUpdate
-from fedsir.clients.tasks import ClientResult, ClientTask, PredictTest, nbytes
-from fedsir.clients.training import FORWARD_BATCH, LocalUpdate, slices_of
+from fedsir.clients.runtime import RuntimeSetup
+from fedsir.clients.tasks import ClientResult, ClientTask, PredictTest, PredictTestPrivately, nbytes
+from fedsir.clients.training import FORWARD_BATCH, LocalUpdate, WithTraining, slices_of
 from fedsir.condition import Condition
 from fedsir.config.run import RunConfig
 from fedsir.config.training import TrainingConfig
 from fedsir.methods.base import MethodState
-from fedsir.models.flat import FlatWeights
 
 U = TypeVar("U")
+V = TypeVar("V")
 S = TypeVar("S", bound=MethodState)
 
 _PARTS = ("data", "compute", "ship", "aggregate", "evaluate", "record")
@@ -28,19 +28,41 @@ _PARTS = ("data", "compute", "ship", "aggregate", "evaluate", "record")
 
 @dataclass
 class RoundCosts:
-    """What the rounds' work cost; see `RunServer.run_clients`."""
+    """What the rounds' work cost; see `RunServer.run_clients`.
+
+    client_epochs: passes of training over a client's images, summed over clients. forward_units: forward-only passes.
+    """
 
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_PARTS, 0.0))
     bytes_up: int = 0
     bytes_down: int = 0
+    client_epochs: float = 0.0
+    forward_units: float = 0.0
     loss: float | None = None
     notes: tuple[str, ...] = ()
+
+    def add(self, other: RoundCosts) -> None:
+        """Count the cost of `other` as well; its loss replaces the one here."""
+        for part, spent in other.seconds.items():
+            self.seconds[part] += spent
+        self.bytes_up += other.bytes_up
+        self.bytes_down += other.bytes_down
+        self.client_epochs += other.client_epochs
+        self.forward_units += other.forward_units
+        self.loss = self.loss if other.loss is None else other.loss
+        self.notes += other.notes
+
+
+Memory = MutableMapping[str, Any]
+"""Results that runs of one condition and seed share, by what determines them; see `Server.once`."""
 
 
 class RunServer:
     """`fedsir.methods.base.Server` on top of an executor; counts what the work costs."""
 
-    def __init__(self, config: RunConfig, condition: Condition, executor: Executor) -> None:
+    def __init__(
+        self, config: RunConfig, condition: Condition, executor: Executor, memory: Memory | None = None
+    ) -> None:
         self.federation = condition.federation
         self.training: TrainingConfig = config.training
         self.schema = condition.schema
@@ -49,6 +71,7 @@ class RunServer:
         self.costs = RoundCosts()
         self._executor = executor
         self._sizes = condition.federation.sizes
+        self._memory = memory
 
     def note(self, message: str) -> None:
         self.costs.notes += (message,)
@@ -62,8 +85,31 @@ class RunServer:
         results: dict[int, ClientResult[U]] = {k: o.result for k, o in zip(order, outcomes, strict=True)}
         self.costs.bytes_down += nbytes(broadcast) * len(order)
         self.costs.bytes_up += sum(nbytes(r.update) for r in results.values())
+        for item, outcome in zip(items, outcomes, strict=True):
+            self.costs.client_epochs += outcome.work.trained / item.cost
+            self.costs.forward_units += outcome.work.forwarded / item.cost
         self._collect_losses(results)
         return results
+
+    def spread(self, tasks: Sequence[ClientTask[U]], round_: int, broadcast: Mapping[str, Any]) -> list[U]:
+        items = [WorkItem(i, round_, task, 1) for i, task in enumerate(tasks)]
+        return [o.result.update for o in self.dispatch(items, broadcast)]
+
+    def once(self, key: str, work: Callable[[], V]) -> V:
+        if self._memory is None:
+            return work()
+        if key not in self._memory:
+            before, self.costs = self.costs, RoundCosts()
+            try:
+                result = work()
+            finally:
+                own, self.costs = self.costs, before
+            self._memory[key] = (result, own)
+        else:
+            self.note(f"{key.split(' ')[0]}: taken from an earlier run of this condition; its cost counts here too")
+        result, own = self._memory[key]
+        self.costs.add(own)
+        return result
 
     def dispatch(self, items: Sequence[WorkItem], broadcast: Mapping[str, Any]) -> list[Outcome]:
         """Run items and book their time: wall time splits into data, compute and the rest (ship).
@@ -74,17 +120,15 @@ class RunServer:
         begin = time.perf_counter()
         outcomes = self._executor.run(items, broadcast)
         wall = time.perf_counter() - begin
-        data = sum(o.seconds.data for o in outcomes) / self._executor.slots
-        compute = sum(o.seconds.compute for o in outcomes) / self._executor.slots
+        data = sum(o.work.data for o in outcomes) / self._executor.slots
+        compute = sum(o.work.compute for o in outcomes) / self._executor.slots
         self.costs.seconds["data"] += data
         self.costs.seconds["compute"] += compute
         self.costs.seconds["ship"] += max(0.0, wall - data - compute)
         return outcomes
 
     def _collect_losses(self, results: Mapping[int, ClientResult[Any]]) -> None:
-        updates = {
-            k: r.update.training if isinstance(r.update, StageOneUpdate) else r.update for k, r in results.items()
-        }
+        updates = {k: r.update.training if isinstance(r.update, WithTraining) else r.update for k, r in results.items()}
         trained = []
         for client, update in updates.items():
             if not isinstance(update, LocalUpdate):
@@ -97,6 +141,24 @@ class RunServer:
             self.costs.loss = float(np.average([u.loss for u in trained], weights=[u.samples for u in trained]))
 
 
+def runtime_setup(config: RunConfig, condition: Condition, device: str) -> RuntimeSetup:
+    """What workers must know to serve the clients of a run."""
+    dataset, federation = condition.dataset, condition.federation
+    return RuntimeSetup(
+        model=config.model,
+        num_classes=dataset.num_classes,
+        transform=config.data.transform,
+        train_images=dataset.train.images,
+        test_images=dataset.test.images,
+        indices=federation.indices,
+        public_pool=federation.public_pool,
+        seed=config.seed,
+        threads=config.execution.threads,
+        device=device,
+        precision=config.execution.precision,
+    )
+
+
 def timed(server: RunServer, work: Callable[[], S]) -> S:
     """Run a method's function; its own time, less what clients took, is `aggregate`."""
     before = sum(server.costs.seconds.values())
@@ -107,11 +169,20 @@ def timed(server: RunServer, work: Callable[[], S]) -> S:
     return state
 
 
-def predict_test(server: RunServer, weights: FlatWeights, images: int) -> NDArray[np.float32]:
-    """Logits (N, C) float32 of the global model on the held-out images, in fixed shards over the workers."""
+def predict_test(server: RunServer, state: MethodState, images: int) -> tuple[NDArray[np.float32], ...]:
+    """Logits (N, C) float32 on the held-out images, in fixed shards over the workers.
+
+    One array of the global model or, where the method has none, one of each client model.
+    """
     shards = slices_of(images, FORWARD_BATCH)
-    items = [WorkItem(i, 0, PredictTest(a, b), b - a) for i, (a, b) in enumerate(shards)]
     before = dict(server.costs.seconds)
-    outcomes = server.dispatch(items, {"weights": weights})
+    if state.client_models is None:
+        items = [WorkItem(i, 0, PredictTest(a, b), b - a) for i, (a, b) in enumerate(shards)]
+        outcomes = server.dispatch(items, {"weights": state.weights})
+        logits: tuple[NDArray[np.float32], ...] = (np.concatenate([o.result.update for o in outcomes]),)
+    else:
+        # A model travels to one worker only.
+        items = [WorkItem(k, 0, PredictTestPrivately(m, shards), images) for k, m in enumerate(state.client_models)]
+        logits = tuple(o.result.update for o in server.dispatch(items, {}))
     server.costs.seconds = before  # evaluation is booked as a whole
-    return np.concatenate([o.result.update for o in outcomes])
+    return logits

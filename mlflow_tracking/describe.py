@@ -33,7 +33,7 @@ MAX_VALUE = 250
 
 
 def run_name(config: RunConfig) -> str:
-    return f"{config.name}-{config.method.name}-s{config.seed}"
+    return f"{config.name}-{config.method.label}-s{config.seed}"
 
 
 def condition_name(config: RunConfig, dataset: str) -> str:
@@ -53,7 +53,7 @@ def parameters(event: RunStarted) -> dict[str, str]:
     federation, training = config.federation, config.training
     partition, noise = federation.partition, federation.noise
     noisy = int(truth.noisy.sum())
-    settings = config.method.model_dump(mode="json", exclude={"name"})
+    settings = config.method.model_dump(mode="json", exclude={"name", "preset"})
     values: dict[str, object] = {
         "dataset": dataset.name,
         "data_kind": dataset.kind,
@@ -81,7 +81,7 @@ def parameters(event: RunStarted) -> dict[str, str]:
         "batch_size": training.batch_size,
         "lr": f"{training.optimizer.lr:g}",
         "weight_decay": f"{training.optimizer.weight_decay:g}",
-        "method": config.method.name,
+        "method": config.method.label,
         "method_settings": ", ".join(f"{k}={v}" for k, v in settings.items()),
         "seed": config.seed,
         "device": config.execution.device,
@@ -122,7 +122,7 @@ def tags(event: RunStarted) -> dict[str, str]:
     return {
         TAG_RUN_ID: event.run_id,
         TAG_CONDITION: condition_name(config, dataset.name),
-        TAG_METHOD: config.method.name,
+        TAG_METHOD: config.method.label,
         TAG_DATA_KIND: dataset.kind,
         TAG_FEDERATION: federation_digest(event.federation),
         "fedsir.host": platform.node(),
@@ -146,7 +146,7 @@ def plot_label(event: RunStarted) -> str:
     config, dataset = event.config, event.dataset
     return (
         f"{dataset.kind.upper()} DATA ({dataset.name})  ·  {condition_name(config, dataset.name)}"
-        f"  ·  {config.method.name}  ·  seed {config.seed}"
+        f"  ·  {config.method.label}  ·  seed {config.seed}"
     )
 
 

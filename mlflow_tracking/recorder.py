@@ -7,7 +7,7 @@ import logging
 import math
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -52,11 +52,15 @@ Point = tuple[str, float, int]  # key, value, step
 
 @dataclass
 class _OpenRun:
-    """What the recorder remembers between events. `logged` holds every (key, step) already in the store."""
+    """What the recorder remembers between events.
+
+    logged: every (key, step) already in the store. notes: what was noted in each round, for the final files.
+    """
 
     started: RunStarted
     mlflow_id: str
     logged: set[tuple[str, int]] = field(default_factory=set)
+    notes: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
 
 class MlflowRecorder:
@@ -171,7 +175,8 @@ class MlflowRecorder:
         context = InputTag("mlflow.data.context", "training and evaluation")
         self._client.log_inputs(mlflow_id, datasets=[DatasetInput(entity, [context])])
 
-    def _log_rounds(self, run: _OpenRun, records: Iterable[RoundRecord]) -> None:
+    def _log_rounds(self, run: _OpenRun, records: Sequence[RoundRecord]) -> None:
+        run.notes.update({record.round: record.notes for record in records if record.notes})
         self._log_points(
             run,
             [point for record in records for point in _points(record.metrics, ROUND_METRICS, record.round)],
@@ -193,7 +198,7 @@ class MlflowRecorder:
         from mlflow_tracking.artifacts import write_finish
 
         self._log_points(run, list(_points(result.final, FINAL_METRICS, 0)))
-        self._send_files(run.mlflow_id, partial(write_finish, run.started, result))
+        self._send_files(run.mlflow_id, partial(write_finish, run.started, result, run.notes))
 
     def _stop(self, event: RunStopped) -> None:
         run, self._open = self._open, None

@@ -84,6 +84,22 @@ def prepare_store(config: TrackingConfig) -> Store:
         raise BadInput(refusal(config.uri, explained(config.uri, error))) from error
 
 
+def existing_store(config: TrackingConfig) -> Store:
+    """Open a store that holds runs already, for reading them; unlike `prepare_store`, creates none.
+
+    Raises BadInput with reason and remedy.
+    """
+    status = check_store(config)
+    if not status.reachable:
+        return prepare_store(config)  # says best what is wrong
+    if status.runs == 0:
+        raise BadInput(
+            f"no run is recorded in experiment {config.experiment!r} of {status.uri}.\n"
+            "Record one with `fedsir run`, or name the store and experiment that runs were recorded in."
+        )
+    return prepare_store(config)
+
+
 def check_store(config: TrackingConfig) -> StoreStatus:
     """Look at the store without creating or changing anything."""
     shown = shown_uri(config.uri)
@@ -231,6 +247,7 @@ def _quiet_mlflow() -> Iterator[None]:
     # Hospital machines should not report usage to a third party unless their owner wants that.
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     import mlflow.tracking  # noqa: F401  (its import sets the level of its logger)
 
     loggers = [logging.getLogger(name) for name in ("mlflow", "alembic")]
@@ -243,4 +260,4 @@ def _quiet_mlflow() -> Iterator[None]:
             logger.setLevel(logging.WARNING)
 
 
-__all__ = ["Store", "StoreStatus", "check_store", "prepare_store"]
+__all__ = ["Store", "StoreStatus", "check_store", "existing_store", "prepare_store"]

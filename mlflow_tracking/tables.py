@@ -60,14 +60,22 @@ def client_table(
     )
 
 
-def label_table(federation: Federation, truth: Truth, labels: Labels | None) -> pd.DataFrame:
+def label_table(
+    federation: Federation,
+    truth: Truth,
+    labels: Labels | None,
+    margins: Sequence[NDArray[np.floating]] | None = None,
+    agreement: Sequence[NDArray[np.bool_]] | None = None,
+) -> pd.DataFrame:
     """One row per training image: client, position in the training set, and its label by name.
 
     `corrected` is the label trained on at the end; equal to `observed` where the method changed nothing.
+    margins: per client (n_k, 2) adds `S_R margin` and `S_N margin`; agreement: per client (n_k,) adds
+    `criteria_agree`, empty for images without a decision.
     """
     names = np.array(federation.class_names)
     final = federation.observed if labels is None else labels
-    return pd.DataFrame(
+    table = pd.DataFrame(
         {
             "client": np.repeat(np.arange(federation.num_clients), federation.sizes),
             "index": np.concatenate(federation.indices),
@@ -76,6 +84,14 @@ def label_table(federation: Federation, truth: Truth, labels: Labels | None) -> 
             "corrected": names[np.concatenate(final)],
         }
     )
+    if margins is not None:
+        pooled = np.concatenate(margins)
+        table["S_R margin"], table["S_N margin"] = pooled[:, 0], pooled[:, 1]
+        if agreement is not None:
+            agreed = np.concatenate(agreement).astype(object)
+            agreed[np.isnan(pooled).any(axis=1)] = None
+            table["criteria_agree"] = agreed
+    return table
 
 
 def class_table(confusion: NDArray[np.int64], class_names: Sequence[str]) -> pd.DataFrame:

@@ -214,6 +214,7 @@ class Lab:
             train_images=condition.dataset.train.images,
             test_images=condition.dataset.test.images,
             indices=condition.federation.indices,
+            public_pool=condition.federation.public_pool,
             seed=config.seed,
             threads=config.execution.threads,
             device="cpu",

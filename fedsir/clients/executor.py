@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from fedsir.clients.runtime import Client, ClientRuntime, RuntimeSetup, Seconds, set_threads
+from fedsir.clients.runtime import Client, ClientRuntime, RuntimeSetup, Work, set_threads
 from fedsir.clients.tasks import Broadcast, ClientResult, ClientTask
 from fedsir.errors import RunFailed
 from fedsir.seeding import Stream, integer
@@ -27,10 +27,10 @@ class WorkItem:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of a work item and the seconds it took inside the worker."""
+    """Result of a work item and what it took inside the worker."""
 
     result: ClientResult[Any]
-    seconds: Seconds
+    work: Work
 
 
 class Executor(Protocol):
@@ -57,12 +57,14 @@ class Executor(Protocol):
 def perform(runtime: ClientRuntime, item: WorkItem, broadcast: Broadcast) -> Outcome:
     """Run one item in this process."""
     begin = time.perf_counter()
-    seconds = Seconds()
+    work = Work()
+    # Other code of this process, a recorder or a notebook, may have changed the number since `prepare`.
+    set_threads(runtime.setup.threads)
     # Dropout and other torch randomness: addressed by client and round like everything else.
     torch.manual_seed(integer(runtime.setup.seed, Stream.DROPOUT, item.client, item.round))
-    result = item.task(Client(item.client, item.round, runtime, seconds), broadcast)
-    seconds.compute = time.perf_counter() - begin - seconds.data
-    return Outcome(result, seconds)
+    result = item.task(Client(item.client, item.round, runtime, work), broadcast)
+    work.compute = time.perf_counter() - begin - work.data
+    return Outcome(result, work)
 
 
 def failure(item: WorkItem, error: BaseException) -> RunFailed:

@@ -27,7 +27,8 @@ from fedsir.seeding import Stream, generator
 class RuntimeSetup:
     """Everything an actor must know to serve any client of one run; shipped once per run.
 
-    train_images, test_images: (N, H, W) uint8. indices: K arrays of positions in `train_images`.
+    train_images, test_images: (N, H, W) uint8. indices: K arrays of positions in `train_images`. public_pool:
+    (P,) positions of images that no client holds.
     """
 
     model: ModelConfig
@@ -36,6 +37,7 @@ class RuntimeSetup:
     train_images: NDArray[np.uint8]
     test_images: NDArray[np.uint8]
     indices: tuple[NDArray[np.int64], ...]
+    public_pool: NDArray[np.int64]
     seed: int
     threads: int
     device: str
@@ -43,11 +45,13 @@ class RuntimeSetup:
 
 
 @dataclass
-class Seconds:
-    """Seconds one task spent preparing batches and computing."""
+class Work:
+    """What one task took: seconds preparing batches and computing; local images trained on and only forwarded."""
 
     data: float = 0.0
     compute: float = 0.0
+    trained: int = 0
+    forwarded: int = 0
 
 
 class ClientRuntime:
@@ -94,6 +98,11 @@ class ClientRuntime:
             self._on_device[client] = torch.from_numpy(self.setup.train_images[indices]).to(self.device)
         return self._on_device[client][torch.from_numpy(positions).to(self.device)]
 
+    def pool_images(self, start: int, stop: int) -> Tensor:
+        """Raw images (B, H, W) uint8 of the public pool on the device, by position within the pool."""
+        positions = self.setup.public_pool[start:stop]
+        return torch.from_numpy(self.setup.train_images[positions]).to(self.device)
+
     def test_images(self, start: int, stop: int) -> Tensor:
         """Raw held-out images (B, H, W) uint8 on the device."""
         return torch.from_numpy(np.array(self.setup.test_images[start:stop])).to(self.device)
@@ -106,7 +115,7 @@ class Client:
     id: int
     round: int
     runtime: ClientRuntime
-    seconds: Seconds
+    work: Work
 
     @property
     def size(self) -> int:
@@ -124,10 +133,10 @@ class Client:
         try:
             yield
         finally:
-            self.seconds.data += time.perf_counter() - begin
+            self.work.data += time.perf_counter() - begin
 
 
 def set_threads(threads: int) -> None:
     """Intra-op threads of this process; part of what determines bits, see `ExecutionConfig.threads`."""
-    if torch.get_num_threads() != threads:
-        torch.set_num_threads(threads)
+    # Without asking first: `get_num_threads` tells OpenMP's number, and MKL's can be another one (MKL_NUM_THREADS).
+    torch.set_num_threads(threads)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,9 +11,11 @@ from numpy.typing import NDArray
 from fedsir.clients.runtime import Client
 from fedsir.clients.tasks import Broadcast, ClientResult
 from fedsir.clients.training import LocalUpdate, Recipe, forward_pass, train_locally
+from fedsir.data.transforms import draw_flips
 from fedsir.seeding import Stream
 from fedsir.spectral.decomposition import ClassSpectrum, class_spectra
 from fedsir.spectral.identification import IdentificationSettings, client_similarity
+from fedsir.spectral.references import ClassReference, ReferenceSettings, class_reference
 from fedsir.spectral.relabeling import Relabeling, RelabelingRule, relabel
 
 
@@ -32,14 +35,16 @@ class StageOne:
     num_classes: int
     recipe: Recipe
     settings: IdentificationSettings
+    transform: Literal["plain", "train"] = "plain"
 
     def __call__(self, client: Client, broadcast: Broadcast) -> ClientResult[StageOneUpdate]:
         update = train_locally(client, broadcast["weights"], self.labels, self.recipe)
         client.runtime.binding.load(update.weights)
-        features = forward_pass(client, "features").cpu().numpy()
-        similarity = client_similarity(
-            features, self.labels, self.num_classes, self.settings, client.generator(Stream.IDENTIFICATION)
-        )
+        rng = client.generator(Stream.IDENTIFICATION)
+        flipping = self.transform == "train" and client.runtime.setup.transform.horizontal_flip
+        flips = draw_flips(client.size, rng) if flipping else None
+        features = forward_pass(client, "features", flips).cpu().numpy()
+        similarity = client_similarity(features, self.labels, self.num_classes, self.settings, rng)
         return ClientResult(StageOneUpdate(update, similarity))
 
 
@@ -57,6 +62,17 @@ class ProvideSpectra:
         features = forward_pass(client, "features").cpu().numpy()
         spectra = class_spectra(features, self.labels, self.num_classes, self.kappa, self.residual_directions)
         return ClientResult(spectra)
+
+
+@dataclass(frozen=True)
+class FormReference:
+    """Reference of one class from what the clean clients sent: server-side work that any worker can do."""
+
+    spectra: tuple[ClassSpectrum | None, ...]
+    settings: ReferenceSettings
+
+    def __call__(self, client: Client, broadcast: Broadcast) -> ClientResult[ClassReference | None]:  # noqa: ARG002
+        return ClientResult(class_reference(self.spectra, self.settings))
 
 
 @dataclass(frozen=True)

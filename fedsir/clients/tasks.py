@@ -7,7 +7,7 @@ any actor can serve any client.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -64,6 +64,18 @@ class PredictTest:
         with client.timing_data():
             images = client.runtime.test_images(self.start, self.stop)
         return ClientResult(forward(client, images, "logits").cpu().numpy())
+
+
+@dataclass(frozen=True)
+class PredictTestPrivately:
+    """Logits (N, C) float32 of one client's `model` on all held-out images, in (start, stop) `shards`."""
+
+    model: FlatWeights
+    shards: Sequence[tuple[int, int]]
+
+    def __call__(self, client: Client, broadcast: Broadcast) -> ClientResult[NDArray[np.float32]]:
+        model = {**broadcast, "weights": self.model}
+        return ClientResult(np.concatenate([PredictTest(a, b)(client, model).update for a, b in self.shards]))
 
 
 def nbytes(value: Any) -> int:

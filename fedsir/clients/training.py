@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsir.clients.module import Batch, Objective
-from fedsir.clients.runtime import Client
-from fedsir.config.training import OptimizerConfig
+from fedsir.clients.runtime import Client, ClientRuntime
+from fedsir.config.training import OptimizerConfig, TrainingConfig
 from fedsir.data.transforms import draw_flips, flip, normalize
 from fedsir.models.flat import FlatWeights
 from fedsir.seeding import Stream
@@ -38,12 +38,23 @@ class LocalUpdate:
     skipped: int
 
 
+@runtime_checkable
+class WithTraining(Protocol):
+    """An update that brings the result of local training together with something else."""
+
+    @property
+    def training(self) -> LocalUpdate:
+        """What local training gave."""
+        ...
+
+
 @dataclass(frozen=True)
 class Recipe:
     """How to train: objective, budget and optimizer.
 
     extras: per-sample arrays (n, ...) handed to the objective with each batch.
     teacher_logits: give the objective the eval-mode logits of the teacher on each augmented image.
+    steps: number of optimisation steps, the same for clients of any size, instead of `epochs`.
     """
 
     objective: Objective
@@ -52,6 +63,18 @@ class Recipe:
     optimizer: OptimizerConfig
     extras: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     teacher_logits: bool = False
+    steps: int | None = None
+
+    @classmethod
+    def within(
+        cls,
+        budget: TrainingConfig,
+        objective: Objective,
+        extras: Mapping[str, NDArray[Any]] | None = None,
+        teacher_logits: bool = False,
+    ) -> Recipe:
+        """One round's local training: the budget is the same for every method of a condition."""
+        return cls(objective, budget.local_epochs, budget.batch_size, budget.optimizer, extras or {}, teacher_logits)
 
 
 def batch_slices(n: int, batch_size: int) -> list[slice]:
@@ -79,8 +102,10 @@ def train_locally(
     """
     runtime, transform = client.runtime, client.runtime.setup.transform
     rng = client.generator(Stream.BATCHES)
+    slices = batch_slices(client.size, recipe.batch_size)
+    budget = recipe.epochs * len(slices) if recipe.steps is None else recipe.steps
     epochs = []
-    for _ in range(recipe.epochs):
+    for _ in range(-(-budget // len(slices))):
         order = rng.permutation(client.size)
         flips = draw_flips(client.size, rng) if transform.horizontal_flip else np.zeros(client.size, dtype=np.bool_)
         epochs.append((order, flips))
@@ -94,14 +119,13 @@ def train_locally(
         teacher_logits = [forward_pass(client, "logits", flips) for _, flips in epochs]
 
     runtime.binding.load(weights)
-    _reset_optimizer(runtime.optimizer, recipe.optimizer)
+    reset_optimizer(runtime.optimizer, recipe.optimizer)
     runtime.module.objective = recipe.objective
     runtime.module.train()
     targets = torch.from_numpy(np.array(labels)).to(runtime.device)
     total, steps, skipped = 0.0, 0, 0
-    slices = batch_slices(client.size, recipe.batch_size)
     for epoch, (order, flips) in enumerate(epochs):
-        for index, part in enumerate(slices):
+        for index, part in enumerate(slices[: budget - epoch * len(slices)]):
             with client.timing_data():
                 positions = order[part]
                 where = torch.from_numpy(positions).to(runtime.device)
@@ -110,14 +134,11 @@ def train_locally(
                 if teacher_logits:
                     batch_extras["teacher_logits"] = teacher_logits[epoch][where]
                 batch = Batch(normalize(images, transform), targets[where], batch_extras)
-            loss = runtime.fabric_module.training_step(batch, index)
-            value = float(loss.detach())
+            client.work.trained += len(positions)
+            value = take_step(runtime, batch, index)
             if not np.isfinite(value):
                 skipped += 1
                 continue
-            runtime.fabric_optimizer.zero_grad()
-            runtime.fabric.backward(loss)
-            runtime.fabric_optimizer.step()
             total += value
             steps += 1
     if skipped > steps:
@@ -125,7 +146,18 @@ def train_locally(
     return LocalUpdate(runtime.binding.read(), client.size, total / max(steps, 1), steps, skipped)
 
 
-def _reset_optimizer(optimizer: torch.optim.Optimizer, config: OptimizerConfig) -> None:
+def take_step(runtime: ClientRuntime, batch: Batch, index: int) -> float:
+    """One optimisation step; returns its loss. Where that is not finite, nothing has been changed."""
+    loss = runtime.fabric_module.training_step(batch, index)
+    value = float(loss.detach())
+    if np.isfinite(value):
+        runtime.fabric_optimizer.zero_grad()
+        runtime.fabric.backward(loss)
+        runtime.fabric_optimizer.step()
+    return value
+
+
+def reset_optimizer(optimizer: torch.optim.Optimizer, config: OptimizerConfig) -> None:
     """Make a used Adam a fresh one with the given rates."""
     optimizer.state.clear()
     for group in optimizer.param_groups:
@@ -145,8 +177,18 @@ def forward_pass(client: Client, what: str, flips: NDArray[np.bool_] | None = No
             images = client.runtime.client_images(client.id, positions)
             if flips is not None:
                 images = flip(images, torch.from_numpy(flips[positions]))
+        client.work.forwarded += len(positions)
         chunks.append(forward(client, images, what))
     return torch.cat(chunks)
+
+
+def exact_logits(client: Client, weights: FlatWeights) -> Tensor:
+    """Logits (n, C) float64 on the CPU of `weights` on the client's images: eval mode, plain transform (methods S2).
+
+    Double precision for what follows: in single precision the probabilities of a saturated network coincide.
+    """
+    client.runtime.binding.load(weights)
+    return forward_pass(client, "logits").cpu().double()
 
 
 @torch.no_grad()

@@ -52,6 +52,10 @@ class FederationConfig(Section):
 
     clients: PositiveInt = 10
     clean_clients: NonNegativeInt = 2
+    public_pool: NonNegativeInt | Literal["auto"] = Field(
+        default="auto",
+        description="unlabelled images set aside before the partition; auto: 1 % of the training images, at most 512",
+    )
     clean_selection: Literal["cover", "random"] = "cover"
     cover_min_per_class: PositiveInt | None = None
     partition: PartitionConfig = PartitionConfig()

@@ -42,7 +42,18 @@ class RunConfig(Section):
         """
         content = self.model_dump(mode="json", exclude={"name", "execution"})
         content["execution"] = self.execution.model_dump(mode="json", include={"threads", "device", "precision"})
-        for location in ("cache_dir",):
-            content["data"].pop(location, None)
-        text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        content["data"].pop("cache_dir", None)
+        # A label: what it stands for is in the other settings.
+        content["method"].pop("preset", None)
+        return _digest(content)
+
+    def condition_identity(self) -> str:
+        """As `identity`, without the method: equal for all methods of a condition and seed."""
+        content = self.model_dump(mode="json", exclude={"name", "method", "evaluation"})
+        content["training"].pop("rounds")
+        return _digest(content)
+
+
+def _digest(content: dict[str, Any]) -> str:
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -74,6 +74,23 @@ def bootstrap_interval(
     return float(low), float(high)
 
 
+def bootstrap_mean_interval(
+    values: NDArray[np.float64], samples: int, confidence: float, rng: np.random.Generator
+) -> tuple[float, float]:
+    """Percentile bootstrap interval of the mean of one value (N,) per image; (NaN, NaN) without images.
+
+    For correctness averaged over several models: images are drawn, and with an image all of its predictions,
+    since the models' mistakes on the same image are not independent.
+    """
+    if len(values) == 0:
+        return float("nan"), float("nan")
+    levels, counts = np.unique(values, return_counts=True)
+    means = rng.multinomial(len(values), counts / len(values), size=samples) @ levels / len(values)
+    tail = (1.0 - confidence) / 2.0
+    low, high = np.quantile(means, [tail, 1.0 - tail])
+    return float(low), float(high)
+
+
 def mean_log_loss(logits: NDArray[np.floating], truth: NDArray[np.int64]) -> float:
     """Mean of -log softmax(logits (n, C))[y] in float64; NaN without images or with non-finite logits."""
     if len(truth) == 0 or not np.all(np.isfinite(logits)):

@@ -16,7 +16,8 @@ def relabeling_figures(
 ) -> dict[str, float]:
     """Figures pooled over all images of the predicted-noisy clients, whose labels a method may change.
 
-    truth, observed, corrected: K aligned arrays (n_k,) int64; predicted_noisy: (K,) bool.
+    truth, observed, corrected: K aligned arrays (n_k,) int64; predicted_noisy: (K,) bool, all true where a method
+    changes labels without a verdict on clients.
 
     edit: changed labels among all (eq. 40). recovery: corrupted labels set right among corrupted (eq. 41).
     precision: changes that gave the true label among changes (eq. 42). false_correction: correct labels made

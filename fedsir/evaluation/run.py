@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +12,7 @@ from fedsir.config.run import RunConfig
 from fedsir.data.dataset import Dataset
 from fedsir.evaluation.classification import (
     bootstrap_interval,
+    bootstrap_mean_interval,
     classification_figures,
     confusion_matrix,
     mean_log_loss,
@@ -25,11 +26,16 @@ from fedsir.seeding import Stream, generator
 
 @dataclass(frozen=True)
 class Figures:
-    """metrics: keys of `fedsir.events.ROUND_METRICS`. confusion: (C, C) int64. identification: see `RunResult`."""
+    """metrics: keys of `fedsir.events.ROUND_METRICS`. confusion: (C, C) int64. identification: see `RunResult`.
+
+    client_correct: (K, N) bool, which of N held-out images each client model gets right, or None where one global
+    model is evaluated.
+    """
 
     metrics: Mapping[str, float]
     confusion: NDArray[np.int64]
     identification: Mapping[str, float]
+    client_correct: NDArray[np.bool_] | None
 
 
 class Evaluator:
@@ -43,41 +49,46 @@ class Evaluator:
         self._truth = truth
         self._flipped = flipped_counts(truth.labels, federation.observed)
 
-    def evaluate(self, state: MethodState, test_logits: NDArray[np.float32]) -> Figures:
-        """All figures of one round; `test_logits` (N, C) are the global model's."""
-        confusion = confusion_matrix(self._test_labels, test_logits.argmax(axis=1), self._num_classes)
-        scores = classification_figures(confusion)
+    def evaluate(self, state: MethodState, test_logits: Sequence[NDArray[np.float32]]) -> Figures:
+        """All figures of one round; `test_logits` are (N, C), of the global model or of each client model.
+
+        With several models the figures are means over them and the confusion matrix is their sum. Figures of
+        relabelling are over the predicted-noisy clients or, where a method has no verdict on clients, over all.
+        """
+        predicted = np.stack([logits.argmax(axis=1) for logits in test_logits])
+        confusions = [confusion_matrix(self._test_labels, p, self._num_classes) for p in predicted]
+        scores = [classification_figures(c) for c in confusions]
         metrics = {
-            "test/accuracy": scores.accuracy,
-            "test/macro_f1": scores.macro_f1,
-            "test/balanced_accuracy": scores.balanced_accuracy,
-            "test/loss": mean_log_loss(test_logits, self._test_labels),
+            "test/accuracy": float(np.mean([s.accuracy for s in scores])),
+            "test/macro_f1": float(np.mean([s.macro_f1 for s in scores])),
+            "test/balanced_accuracy": float(np.mean([s.balanced_accuracy for s in scores])),
+            "test/loss": float(np.mean([mean_log_loss(logits, self._test_labels) for logits in test_logits])),
         }
+        confusion = np.sum(confusions, axis=0)
         verdict: Mapping[str, float] = {}
+        # Without a verdict any client's labels may have been changed.
+        predicted_noisy = np.ones_like(self._truth.noisy)
         if state.identification is not None:
             predicted_noisy = ~state.identification.clean
             verdict = identification_figures(
                 self._truth.noisy, predicted_noisy, state.identification.descriptors, self._flipped
             )
             metrics.update({f"ident/{k}": verdict[k] for k in ("accuracy", "clean_f1", "noisy_recall", "margin")})
-            if state.labels is not None:
-                relabeled = relabeling_figures(
-                    self._truth.labels, self._federation.observed, state.labels, predicted_noisy
-                )
-                metrics.update({f"relabel/{k}": v for k, v in relabeled.items()})
-        return Figures(metrics, confusion, verdict)
+        if state.labels is not None:
+            relabeled = relabeling_figures(self._truth.labels, self._federation.observed, state.labels, predicted_noisy)
+            metrics.update({f"relabel/{k}": v for k, v in relabeled.items()})
+        client_correct = None if state.client_models is None else predicted == self._test_labels
+        return Figures(metrics, confusion, verdict, client_correct)
 
     def final(self, figures: Figures) -> dict[str, float]:
         """`fedsir.events.FINAL_METRICS`: accuracy of the last round with its bootstrap interval."""
-        evaluation = self._config.evaluation
-        low, high = bootstrap_interval(
-            figures.confusion,
-            evaluation.bootstrap_samples,
-            evaluation.confidence,
-            generator(self._config.seed, Stream.BOOTSTRAP),
-        )
-        return {
-            "final/accuracy": figures.metrics["test/accuracy"],
-            "final/accuracy_low": low,
-            "final/accuracy_high": high,
-        }
+        settings, rng = self._config.evaluation, generator(self._config.seed, Stream.BOOTSTRAP)
+        samples, confidence = settings.bootstrap_samples, settings.confidence
+        spread = {}
+        if figures.client_correct is None:
+            low, high = bootstrap_interval(figures.confusion, samples, confidence, rng)
+        else:
+            low, high = bootstrap_mean_interval(figures.client_correct.mean(axis=0), samples, confidence, rng)
+            spread = {"final/client_accuracy_sd": float(figures.client_correct.mean(axis=1).std())}
+        accuracy = figures.metrics["test/accuracy"]
+        return {"final/accuracy": accuracy, "final/accuracy_low": low, "final/accuracy_high": high, **spread}

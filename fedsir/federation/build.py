@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,9 @@ from fedsir.federation.noise import corrupt_labels, transitions
 from fedsir.federation.partition import Partition, dirichlet_partition
 from fedsir.seeding import Stream, generator
 
+MAX_AUTO_POOL = 512
+"""Images that RHFL and FedNed get for their public pool where the training set allows it."""
+
 
 def build_federation(
     labels: NDArray[np.int64],
@@ -25,7 +29,7 @@ def build_federation(
 ) -> tuple[Federation, Truth, FederationFacts]:
     """Deal the images, choose clean clients and corrupt the labels of the others.
 
-    labels: (N,) int64 true classes; patients: (N,) int64 or None. Partition, choice of clean clients and
+    labels: (N,) int64 true classes; patients: (N,) int64 or None. Public pool, partition, choice of clean clients and
     noise of each client have independent random streams: the partition does not depend on clean clients or
     noise, nor the clean clients on the noise, nor one client's noise on another's. With noise type `none`
     nothing is drawn and nobody is noisy; with ratio 0 the noisy clients are named but keep every label.
@@ -37,9 +41,12 @@ def build_federation(
     if len(labels) == 0 or labels.min() < 0 or labels.max() >= len(names):
         raise BadInput(f"training labels must be class indices 0..{len(names) - 1}, and there must be some.")
     table = transitions(config.noise, names)
+    pool, dealt = public_pool(len(labels), config.public_pool, generator(seed, Stream.PUBLIC_POOL))
     rng = generator(seed, Stream.PARTITION)
-    partition = dirichlet_partition(labels, len(names), config.clients, config.partition, rng, patients)
-    true_labels = tuple(labels[i].astype(np.int64) for i in partition.indices)
+    owners = None if patients is None else patients[dealt]
+    partition = dirichlet_partition(labels[dealt], len(names), config.clients, config.partition, rng, owners)
+    indices = tuple(dealt[i] for i in partition.indices)
+    true_labels = tuple(labels[i].astype(np.int64) for i in indices)
     chosen = _clean_clients(true_labels, names, config, seed)
     observed = tuple(
         y.copy()
@@ -47,9 +54,27 @@ def build_federation(
         else corrupt_labels(y, table, config.noise.ratio, config.noise.rounding, generator(seed, Stream.NOISE, k))
         for k, y in enumerate(true_labels)
     )
-    federation = Federation(class_names=names, indices=partition.indices, observed=observed)
+    federation = Federation(class_names=names, indices=indices, observed=observed, public_pool=pool)
     truth = Truth(labels=true_labels, noisy=~chosen.clean)
     return federation, truth, FederationFacts(partition.redraws, _notes(partition, chosen, federation, truth))
+
+
+def public_pool(
+    images: int, demand: int | Literal["auto"], rng: np.random.Generator
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Sorted positions of the pool and of the images left to deal, from a training set of `images`.
+
+    The pool is set aside before the partition and whatever the method, so that all methods of a condition have the
+    same clients. `auto` is 1 % of the images and at most 512. Raises BadInput when nothing would be left.
+    """
+    size = min(MAX_AUTO_POOL, images // 100) if demand == "auto" else demand
+    if size >= images:
+        raise BadInput(
+            f"federation.public_pool is {size}, but there are only {images} training images.\n"
+            "Remedy: a smaller pool, 0 for none, or auto."
+        )
+    order = rng.permutation(images).astype(np.int64)
+    return np.sort(order[:size]), np.sort(order[size:])
 
 
 def _clean_clients(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +14,13 @@ class Federation:
 
     indices: K arrays (n_k,) int64, sorted positions in the training set, disjoint.
     observed: K arrays (n_k,) int64, observed labels y~ aligned with `indices`.
+    public_pool: (P,) int64, sorted positions of unlabelled images that no client holds.
     """
 
     class_names: tuple[str, ...]
     indices: tuple[NDArray[np.int64], ...]
     observed: tuple[NDArray[np.int64], ...]
+    public_pool: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     @property
     def num_clients(self) -> int:

@@ -16,10 +16,16 @@ Updates = Mapping[int, LocalUpdate]
 """Local updates by client id, in client order."""
 
 
-def average(server: Server, updates: Updates, previous: FlatWeights) -> FlatWeights:
-    """Sample-weighted mean of the updates (FedAvg), or `previous` when none is usable."""
+def average(
+    server: Server, updates: Updates, previous: FlatWeights, trust: NDArray[np.float64] | None = None
+) -> FlatWeights:
+    """Sample-weighted mean of the updates (FedAvg), or `previous` when none is usable.
+
+    trust: (K,) factors on the clients' sample counts, by client id.
+    """
     states, sizes = _states_and_sizes(server, updates)
-    mean = weighted_mean(states, sizes)
+    factors = np.ones(len(states)) if trust is None else trust[list(updates)]
+    mean = weighted_mean(states, factors * sizes)
     return _or_previous(server, mean, previous)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,10 +12,13 @@ from numpy.typing import NDArray
 from fedsir.clients.tasks import ClientResult, ClientTask
 from fedsir.config.training import TrainingConfig
 from fedsir.federation.federation import Federation
+from fedsir.federation.labels import LabelCheckpoint
 from fedsir.models.flat import FlatSchema, FlatWeights
 from fedsir.spectral.identification import Identification
+from fedsir.spectral.relabeling import RelabelingEvidence
 
 U = TypeVar("U")
+V = TypeVar("V")
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,9 @@ class MethodState:
     """Base of every method's state.
 
     weights: the global model that is evaluated. labels: per client the current training labels (n_k,) int64, or
-    None while the method has changed none. identification: the verdict on clients, or None.
+    None while the method has changed none; label_history: every change of them, see `relabeled`.
+    identification: the verdict on clients, or None. client_models: where a method has no global model, the
+    models that are evaluated instead of `weights`. evidence: what decided the last relabelling, or None.
     Subclasses add fields; everything must be arrays, numbers, strings or dataclasses of these, since the state
     is written to the checkpoint as it is.
     """
@@ -31,6 +36,14 @@ class MethodState:
     weights: FlatWeights
     labels: tuple[NDArray[np.int64], ...] | None = None
     identification: Identification | None = None
+    label_history: tuple[LabelCheckpoint, ...] = ()
+    client_models: tuple[FlatWeights, ...] | None = None
+    evidence: RelabelingEvidence | None = None
+
+    def relabeled(self, t: int, labels: tuple[NDArray[np.int64], ...]) -> Self:
+        """The state with new training labels that hold from round t on."""
+        entry = LabelCheckpoint(t, tuple(y.astype(np.int16) for y in labels))
+        return replace(self, labels=labels, label_history=(*self.label_history, entry))
 
 
 class Server(Protocol):
@@ -65,6 +78,18 @@ class Server(Protocol):
         self, tasks: Mapping[int, ClientTask[U]], round_: int, broadcast: Mapping[str, Any]
     ) -> dict[int, ClientResult[U]]:
         """Run one task per client in parallel; results come in client order."""
+        ...
+
+    def spread(self, tasks: Sequence[ClientTask[U]], round_: int, broadcast: Mapping[str, Any]) -> list[U]:
+        """Run server-side work on the workers, one task each; `client.id` is the position and no client is meant."""
+        ...
+
+    def once(self, key: str, work: Callable[[], V]) -> V:
+        """Result of `work`, shared by the runs of one condition and seed whose `key` is the same.
+
+        The key must name every setting that the result depends on; its first word is for people. Later runs get
+        the cost booked as well, so that figures do not depend on the order of runs.
+        """
         ...
 
     def note(self, message: str) -> None:

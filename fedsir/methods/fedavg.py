@@ -6,11 +6,10 @@ from dataclasses import replace
 from typing import Literal
 
 from fedsir.clients.objective import CrossEntropy
-from fedsir.clients.tasks import LocalTraining
-from fedsir.clients.training import Recipe
 from fedsir.config.method import MethodConfig
 from fedsir.methods.aggregate import average
 from fedsir.methods.base import MethodState, Server
+from fedsir.methods.local import local_training, train_round
 from fedsir.methods.registry import MethodEntry
 
 
@@ -29,11 +28,9 @@ class FedAvg:
         return MethodState(weights=server.initial_weights)
 
     def round(self, server: Server, state: MethodState, t: int) -> MethodState:
-        budget = server.training
-        recipe = Recipe(CrossEntropy(), budget.local_epochs, budget.batch_size, budget.optimizer)
-        tasks = {k: LocalTraining(labels, recipe) for k, labels in enumerate(server.federation.observed)}
-        results = server.run_clients(tasks, t, {"weights": state.weights})
-        return replace(state, weights=average(server, {k: r.update for k, r in results.items()}, state.weights))
+        tasks = {k: local_training(server, y, CrossEntropy()) for k, y in enumerate(server.federation.observed)}
+        updates = train_round(server, tasks, t, state.weights)
+        return replace(state, weights=average(server, updates, state.weights))
 
 
 METHOD = MethodEntry(

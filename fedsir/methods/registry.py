@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
@@ -22,19 +22,33 @@ GROUP = "fedsir.methods"
 
 # Modules are imported when first asked for: each defines `METHOD`, a MethodEntry.
 BUILT_IN = {
-    "fedavg": "fedsir.methods.fedavg",
-    "oct_fedsir": "fedsir.methods.oct_fedsir",
+    name: f"fedsir.methods.{name}"
+    for name in (
+        "fedavg",
+        "fedprox",
+        "rofl",
+        "rhfl",
+        "fedlsr",
+        "fedcorr",
+        "fedned",
+        "fedelc",
+        "fednoro",
+        "fedsir",
+        "spectral_pruning",
+        "oct_fedsir",
+    )
 }
 
 
 @dataclass(frozen=True)
 class MethodEntry:
-    """One registered method."""
+    """One registered method. presets: named variants, `name/preset`, as settings that differ from the defaults."""
 
     config: type[MethodConfig]
     build: Callable[[Any], Method[Any]]
     summary: str
     source: str
+    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 def method_names() -> list[str]:
@@ -63,9 +77,10 @@ def find_method(name: str) -> MethodEntry:
 
 
 def parse_method_config(value: object) -> MethodConfig:
-    """Turn `oct_fedsir`, `{name: oct_fedsir, ...}` or a ready configuration into the method's own class.
+    """Turn `oct_fedsir`, `oct_fedsir/no_kd`, `{name: oct_fedsir, ...}` or a ready configuration into its own class.
 
-    Raises ValueError (as configuration validation expects) for unknown names and pydantic's error for settings.
+    Settings given beside a preset win over those of the preset. Raises ValueError (as configuration validation
+    expects) for unknown names and pydantic's error for settings.
     """
     if isinstance(value, MethodConfig):
         return value
@@ -73,8 +88,35 @@ def parse_method_config(value: object) -> MethodConfig:
         value = {"name": value}
     if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
         raise ValueError("expected the name of a method, or a mapping with the key `name`")
+    name, _, variant = value["name"].partition("/")
+    settings = {**value, "name": name}
+    if variant:
+        if settings.get("preset") not in (None, variant):
+            raise ValueError(f"name says preset {variant!r} and preset says {settings['preset']!r}")
+        settings["preset"] = variant
     try:
-        entry = find_method(value["name"])
+        entry = find_method(name)
+        preset = {} if settings.get("preset") is None else find_preset(name, settings["preset"])
     except BadInput as error:
         raise ValueError(str(error)) from error
-    return entry.config.model_validate(dict(value))
+    return entry.config.model_validate(_merged(preset, settings))
+
+
+def find_preset(name: str, preset: object) -> Mapping[str, Any]:
+    """Settings of a named variant. Raises BadInput for unknown ones."""
+    known = find_method(name).presets
+    if not isinstance(preset, str) or preset not in known:
+        near = difflib.get_close_matches(str(preset), known, n=1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise BadInput(f"method.preset: {name} has no preset {preset!r}.{hint}\nKnown: {', '.join(known) or 'none'}.")
+    return known[preset]
+
+
+def _merged(preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested settings of `preset` with those of `given` on top."""
+    out = dict(preset)
+    for key, value in given.items():
+        below = out.get(key)
+        both = isinstance(below, Mapping) and isinstance(value, Mapping)
+        out[key] = _merged(below, value) if both and isinstance(below, Mapping) else value
+    return out

@@ -38,12 +38,18 @@ def standardized(values: NDArray[np.float64]) -> NDArray[np.float64]:
     out = np.full(values.shape, np.nan)
     rows = np.all(np.isfinite(values), axis=1)
     if rows.any():
-        known = values[rows]
-        centre, spread = known.mean(axis=0), known.std(axis=0)
-        # A spread of rounding error, scaled up to 1, would turn the last bits into a verdict.
-        flat = spread <= 1e-9 * np.maximum(np.abs(centre), 1e-9)
-        out[rows] = np.where(flat, 0.0, (known - centre) / np.where(flat, 1.0, spread))
+        centre, scale = moments(values[rows])
+        out[rows] = np.where(scale == 0, 0.0, (values[rows] - centre) / np.where(scale == 0, 1.0, scale))
     return out
+
+
+def moments(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Mean and standard deviation (F,) of the columns of finite values (K, F); 0 for columns without spread.
+
+    A spread of rounding error counts as none: scaled up to 1 it would turn the last bits into a verdict.
+    """
+    centre, spread = values.mean(axis=0), values.std(axis=0)
+    return centre, np.where(spread <= 1e-9 * np.maximum(np.abs(centre), 1e-9), 0.0, spread)
 
 
 def client_scores(values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from math import ceil
 from typing import Literal
@@ -12,20 +11,52 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedsir.config.base import Fraction, PositiveFloat, PositiveInt, Section
+from fedsir.mixture import fit_two_components
 from fedsir.spectral.decomposition import balanced_index, class_spectrum, similarity_matrix
-from fedsir.spectral.descriptors import DESCRIPTOR_NAMES, descriptors, standardized, usable_classes
+from fedsir.spectral.descriptors import DESCRIPTOR_NAMES, descriptors, moments, standardized, usable_classes
 
 # Share of clients that is declared clean when the split finds nobody clean (a reference set is needed).
 _FORCED_CLEAN_SHARE = 0.1
 
 
 @dataclass(frozen=True)
+class MixtureFit:
+    """The mixture behind a verdict, in units of z-scores: z = (descriptor - centre) / scale.
+
+    columns: names of the F descriptors. centre, scale: (F,); a scale of 0 marks a descriptor without spread.
+    means: (2, F), covariances: (2, F, F), weights: (2,) float64.
+    """
+
+    columns: tuple[str, ...]
+    centre: NDArray[np.float64]
+    scale: NDArray[np.float64]
+    means: NDArray[np.float64]
+    covariances: NDArray[np.float64]
+    weights: NDArray[np.float64]
+    clean_component: int
+
+
+@dataclass(frozen=True)
+class ClientSplit:
+    """Who is taken for clean, and how that came about.
+
+    p_clean: (K,) float64 posterior, NaN for clients kept out of the fit. clean: (K,) bool. split: `mixture`,
+    `largest_gap`, or `none` where nothing could be compared. notes: what guard or fallback was used, for people.
+    """
+
+    p_clean: NDArray[np.float64]
+    clean: NDArray[np.bool_]
+    notes: tuple[str, ...]
+    split: str
+    mixture: MixtureFit | None
+
+
+@dataclass(frozen=True)
 class Identification:
-    """Verdict of stage I and the numbers that decided it.
+    """Verdict of stage I and the numbers that decided it; the other fields as in `ClientSplit`.
 
     descriptors: (K, 3) float64 columns mean, energy, maximum of the off-diagonal similarities; NaN without a
-    pair. similarity: (K, C, C) float64, NaN where a class is unobserved. p_clean: (K,) float64 posterior, NaN
-    for clients kept out of the fit. clean: (K,) bool. notes: what guard or fallback was used, for people.
+    pair. similarity: (K, C, C) float64, NaN where a class is unobserved.
     """
 
     descriptors: NDArray[np.float64]
@@ -33,15 +64,8 @@ class Identification:
     p_clean: NDArray[np.float64]
     clean: NDArray[np.bool_]
     notes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class ClientSplit:
-    """p_clean, clean and notes as in `Identification`."""
-
-    p_clean: NDArray[np.float64]
-    clean: NDArray[np.bool_]
-    notes: tuple[str, ...]
+    split: str
+    mixture: MixtureFit | None
 
 
 class IdentificationSettings(Section):
@@ -103,7 +127,7 @@ def identify(similarity: NDArray[np.float64], settings: IdentificationSettings, 
     """Verdict over all clients from their similarities (K, C, C), in client order."""
     values = np.stack([descriptors(s) for s in similarity])
     split = split_clients(values, settings, seed)
-    return Identification(values, similarity, split.p_clean, split.clean, split.notes)
+    return Identification(values, similarity, **vars(split))
 
 
 def split_clients(values: NDArray[np.float64], settings: IdentificationSettings, seed: int) -> ClientSplit:
@@ -136,66 +160,60 @@ def split_clients(values: NDArray[np.float64], settings: IdentificationSettings,
     clean = np.full(num_clients, settings.no_pairs == "clean")
     if not paired.any():
         notes.append("no client has two usable classes, so nothing can be compared: everybody counts as clean.")
-        return ClientSplit(p_clean, np.ones(num_clients, dtype=np.bool_), tuple(notes))
+        return ClientSplit(p_clean, np.ones(num_clients, dtype=np.bool_), tuple(notes), "none", None)
 
-    z = standardized(chosen[paired])
-    posterior = _posterior(z, settings, seed, notes)
+    posterior, how, mixture = _posterior(chosen[paired], settings, seed, notes)
     p_clean[paired] = posterior
     clean[paired] = posterior >= settings.threshold
     if not clean.any():
         scores = np.full(num_clients, np.inf)
-        scores[paired] = z.mean(axis=1)
+        scores[paired] = standardized(chosen[paired]).mean(axis=1)
         forced = np.argsort(scores, kind="stable")[: ceil(_FORCED_CLEAN_SHARE * num_clients)]
         clean[forced[paired[forced]]] = True
         notes.append("the split found nobody clean: the clients with the lowest scores were declared clean.")
     elif clean.all() and num_clients > 1:
         notes.append("every client counts as clean.")
-    return ClientSplit(p_clean, clean, tuple(notes))
+    return ClientSplit(p_clean, clean, tuple(notes), how, mixture)
 
 
 def _posterior(
-    z: NDArray[np.float64], settings: IdentificationSettings, seed: int, notes: list[str]
-) -> NDArray[np.float64]:
-    """(M,) probability of being clean from z-scored descriptors (M, F) of the clients in the fit."""
+    values: NDArray[np.float64], settings: IdentificationSettings, seed: int, notes: list[str]
+) -> tuple[NDArray[np.float64], str, MixtureFit | None]:
+    """(M,) probability of being clean from descriptors (M, F) of the clients in the fit, and how it was made."""
+    z = standardized(values)
     if len(z) < 2:
         notes.append("a single client has descriptors and no other to be compared with: it counts as clean.")
-        return np.ones(len(z))
+        return np.ones(len(z)), "none", None
     if not np.any(z):
         notes.append("all clients in the fit have equal descriptors: they count as clean.")
-        return np.ones(len(z))
+        return np.ones(len(z)), "none", None
     if settings.split == "mixture" and len(z) < settings.mixture_min_clients:
         notes.append(f"{len(z)} clients are too few for a mixture: split at the largest gap.")
     elif settings.split == "mixture":
-        return _mixture(z, settings, seed, notes)
-    return _largest_gap(z.mean(axis=1))
+        return _mixture(values, settings, seed, notes)
+    return _largest_gap(z.mean(axis=1)), "largest_gap", None
 
 
 def _mixture(
-    z: NDArray[np.float64], settings: IdentificationSettings, seed: int, notes: list[str]
-) -> NDArray[np.float64]:
-    # Loading scikit-learn takes seconds; only the process that fits should pay, not every client actor.
-    from sklearn.exceptions import ConvergenceWarning
-    from sklearn.mixture import GaussianMixture
-    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
-
-    model = GaussianMixture(
-        n_components=2,
-        covariance_type=settings.covariance,
-        reg_covar=settings.regularization,
-        n_init=settings.n_init,
-        max_iter=settings.max_iter,
-        random_state=seed % 2**32,
+    values: NDArray[np.float64], settings: IdentificationSettings, seed: int, notes: list[str]
+) -> tuple[NDArray[np.float64], str, MixtureFit]:
+    fit = fit_two_components(
+        standardized(values),
+        settings.covariance,
+        settings.regularization,
+        settings.n_init,
+        settings.max_iter,
+        seed,
     )
-    # A few dozen points: more threads would only wait for one another, and their number could show in bits.
-    with threadpool_limits(limits=1), warnings.catch_warnings():
-        # Few distinct points are expected here, and a fit that did not converge is noted below.
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        model.fit(z)
-    if not model.converged_:
+    if not fit.converged:
         notes.append(f"the mixture did not converge in {settings.max_iter} iterations.")
     first = settings.clean_component == "first_descriptor"
-    component = int(np.argmin(model.means_[:, 0] if first else model.means_.mean(axis=1)))
-    return np.asarray(model.predict_proba(z)[:, component], dtype=np.float64)
+    component = int(np.argmin(fit.means[:, 0] if first else fit.means.mean(axis=1)))
+    centre, scale = moments(values)
+    mixture = MixtureFit(
+        settings.descriptors, centre, scale, fit.means, fit.covariances, fit.weights, clean_component=component
+    )
+    return fit.responsibilities[:, component], "mixture", mixture
 
 
 def _largest_gap(scores: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -17,7 +17,7 @@ from fedsir.spectral.decomposition import ClassSpectrum, right_singular_vectors
 class ReferenceSettings(Section):
     """How references are formed; the defaults are OCT-FedSIR's (Q13, Q15).
 
-    FedSIR: weight n_gap_s1, min_count 100, strength_threshold 0.03.
+    FedSIR: weight n_gap_s1, min_count 100, strength_threshold 0.03; its published code also has basis `filled`.
     """
 
     kappa: PositiveFloat = Field(default=10.0, description="ratio of dominant to residual spectral mass, eq. 16")
@@ -27,13 +27,17 @@ class ReferenceSettings(Section):
     strength_threshold: PositiveFloat | None = Field(
         default=None, description="below this eigen-gap of the representative mean the largest provides alone"
     )
+    basis: Literal["rank", "filled"] = Field(
+        default="rank",
+        description="residual directions: up to the true rank, or always L, filled up with arbitrary ones",
+    )
 
 
 @dataclass(frozen=True)
 class ClassReference:
     """Reference of one class.
 
-    leading: (d,) unit float64. residual: (r, d) orthonormal rows float64, 1 <= r <= L. providers: positions
+    leading: (d,) unit float64. residual: (r, d) orthonormal rows float64, r <= L. providers: positions
     of the clean clients it was formed from. strength: gap between the two largest eigenvalues of the mean
     representative projector, 1 when all providers agree.
     """
@@ -50,14 +54,11 @@ def class_references(
     """One reference per class from the spectra of the clean clients (outer: client, inner: class).
 
     None for a class that no clean client observed, or without any residual direction: its S_N would be 0 for
-    every image and win every comparison.
+    every image and win every comparison. With basis `filled` such a class stays a candidate, as in FedSIR's code.
     """
     if not spectra:
         return ()
-    return tuple(
-        _reference({k: s for k, s in enumerate(of_class) if s is not None}, settings)
-        for of_class in zip(*spectra, strict=True)
-    )
+    return tuple(class_reference(of_class, settings) for of_class in zip(*spectra, strict=True))
 
 
 def provider_weight(spectrum: ClassSpectrum, weight: Literal["n", "n_gap_s1"]) -> float:
@@ -65,7 +66,9 @@ def provider_weight(spectrum: ClassSpectrum, weight: Literal["n", "n_gap_s1"]) -
     return spectrum.count * (spectrum.gap * spectrum.s1_ratio if weight == "n_gap_s1" else 1.0)
 
 
-def _reference(holders: dict[int, ClassSpectrum], settings: ReferenceSettings) -> ClassReference | None:
+def class_reference(spectra: Sequence[ClassSpectrum | None], settings: ReferenceSettings) -> ClassReference | None:
+    """Reference of one class from the spectra of the clean clients, None for those that have not observed it."""
+    holders = {k: s for k, s in enumerate(spectra) if s is not None}
     if not holders:
         return None
     # Ties go to the first client; a holder without residual directions cannot provide alone.
@@ -90,11 +93,13 @@ def _mean_reference(providers: dict[int, ClassSpectrum], settings: ReferenceSett
     # are its eigenvectors, without a d x d matrix and without directions beyond its rank (Q15).
     representative = np.stack([w * s.leading for w, s in zip(share, spectra, strict=True)])
     residual = np.concatenate([w * s.residual for w, s in zip(share, spectra, strict=True)])
-    if len(residual) == 0:
-        return None
     values, leading = right_singular_vectors(representative)  # eq. 20
     _, directions = right_singular_vectors(residual)  # eq. 21
-    if len(directions) == 0:
+    if settings.basis == "filled" and len(residual) > 0:
+        # Beyond the rank any basis of the null space is as good as another: it depends on the linear algebra library.
+        _, columns = np.linalg.eigh(residual.T @ residual)
+        directions = columns[:, ::-1].T
+    elif settings.basis == "rank" and len(directions) == 0:
         return None
     second = values[1] if len(values) > 1 else 0.0
     return ClassReference(

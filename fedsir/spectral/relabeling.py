@@ -32,6 +32,34 @@ class Relabeling:
     residual_margin: NDArray[np.float64]
 
 
+@dataclass(frozen=True)
+class ReferenceFacts:
+    """Where the reference of a class came from.
+
+    providers: ids of the clean clients behind it. directions: residual rows, 0 without a reference.
+    strength: see `ClassReference`, NaN without a reference.
+    """
+
+    class_name: str
+    providers: tuple[int, ...]
+    directions: int
+    strength: float
+
+
+@dataclass(frozen=True)
+class RelabelingEvidence:
+    """What decided the last relabelling checkpoint.
+
+    margins: per client (n_k, 2) float32, S_R and S_N margin, NaN where nothing was decided. agreement: per client
+    (n_k,) bool, images on which both criteria agreed; true at clients that were not relabelled. references: one
+    per class.
+    """
+
+    margins: tuple[NDArray[np.float32], ...]
+    agreement: tuple[NDArray[np.bool_], ...]
+    references: tuple[ReferenceFacts, ...]
+
+
 def spectral_scores(
     features: NDArray[np.floating], references: Sequence[ClassReference | None]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -47,7 +75,7 @@ def spectral_scores(
         if reference is not None:
             alignment[:, c] = np.abs(rows @ reference.leading)
             inside = rows @ reference.residual.T
-            leakage[:, c] = np.sqrt(np.square(inside).sum(axis=1) / len(reference.residual))
+            leakage[:, c] = np.sqrt(np.square(inside).sum(axis=1) / max(len(reference.residual), 1))
     return alignment, leakage
 
 

@@ -66,7 +66,7 @@ def refused_run(refused: Callable[..., str], fedsir: Any, store: str) -> Callabl
         ("federation.noise.ratio=.nan", ("federation.noise.ratio", "finite")),
         ("federation.partition.alpha=0", ("federation.partition.alpha = 0", "more than 0")),
         ("federation.clean_clients=9", ("clean_clients is 9", "4 clients")),
-        ("federation.clients=500", ("500 clients", "160", "Remedy")),
+        ("federation.clients=500", ("500 clients", "there are 159", "Remedy")),
         ("training.rounds=0", ("training.rounds = 0", "more than 0")),
         ("training.rounds=true", ("training.rounds = true", "whole number")),
         ('training.rounds="3"', ('training.rounds = "3"', "whole number")),
@@ -82,6 +82,8 @@ def refused_run(refused: Callable[..., str], fedsir: Any, store: str) -> Callabl
         ("data.image_size=8", ("data.image_size is 8", "Set it to")),
         ("method.name=fedavgg", ("fedavgg", "Did you mean fedavg?", "Known:")),
         ("method=[1]", ("method = [1]", "--set method.name=")),
+        ("method=oct_fedsir/no_kf", ("oct_fedsir has no preset 'no_kf'", "Did you mean no_kd?", "Known:")),
+        ("method.name=fedavg/fast", ("fedavg has no preset 'fast'", "Known: none.")),
         ("method.distillation.weight.kind=const", ("method.distillation.weight.kind", "Did you mean constant?")),
         ("method.distillation.weight={kind: constant}", ("method.distillation.weight.value: must be given",)),
         ("model.weights=/nowhere/x.pth", ("/nowhere/x.pth", "no such file")),
@@ -165,7 +167,11 @@ def test_bad_file(refused: Callable[..., str], tmp_path: Path, text: str, parts:
 
 def test_file_that_is_none(refused: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "latin.yaml").write_bytes(b"name: \xe9\n")
-    refused(["run", "nothere.yaml"], "no such configuration: nothere.yaml", "demo, kermany, uic, wake_forest")
+    refused(
+        ["run", "nothere.yaml"],
+        "no such configuration: nothere.yaml",
+        "demo, kermany, rehearsal_kermany, rehearsal_uic",
+    )
     refused(["run", "kermny"], "Did you mean the preset kermany?")
     refused(["run", str(tmp_path)], "is a folder")
     refused(["run", "/dev/zero"], "not a regular file")
@@ -189,6 +195,18 @@ def test_bad_seeds(refused: Callable[..., str], seeds: str) -> None:
 )
 def test_bad_methods(refused: Callable[..., str], methods: str, part: str) -> None:
     refused(["compare", "demo", "--methods", methods], "--methods", part, "fedavg")
+
+
+@pytest.mark.parametrize(
+    ("methods", "parts"),
+    [
+        ("fedavg,oct_fedsir/no_kf", ("oct_fedsir has no preset 'no_kf'", "Did you mean no_kd?")),
+        ("all_clean/no_kd", ("no preset 'no_kd'", "Known: none.")),
+        ("oct_fedsir/no_kd,oct_fedsir/no_kd", ("--methods", "once")),
+    ],
+)
+def test_bad_variants(refused: Callable[..., str], methods: str, parts: tuple[str, ...]) -> None:
+    refused(["compare", "demo", "--methods", methods], *parts)
 
 
 def _kermany(store: str, root: Path, *more: str) -> list[str]:

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from experiments.console import BAR, LiveLine, Notes, is_milestone, round_text
-from experiments.tables import comparison_table, mean_and_spread
+from experiments.tables import comparison_table, mean_and_spread, noise_table
 from fedsir.events import RoundFinished, RoundRecord, RunStarted, RunStopped
 
 METRICS = {"test/accuracy": 0.8736, "relabel/residual": 0.125, "ident/accuracy": 1.0}
@@ -106,9 +106,11 @@ def test_text_in_brackets_is_not_read_as_markup() -> None:
 def _result(seed: int, accuracy: float, identified: bool) -> Any:
     return SimpleNamespace(
         config=SimpleNamespace(seed=seed),
-        final={"final/accuracy": accuracy, "test/macro_f1": 0.5},
+        final={"final/accuracy": accuracy, "test/macro_f1": 0.5, "relabel/edit": 0.1 * (seed + 1)},
         predicted_noisy=np.zeros(30, dtype=np.bool_) if identified else None,
         identification_figures={"accuracy": 29 / 30, "margin": 1.234} if identified else {},
+        totals={"cost/client_epochs": 250.4},
+        label_history=("one",) if identified else (),
         seconds=12.345,
     )
 
@@ -123,8 +125,25 @@ def test_comparison_table_fits_into_80_columns() -> None:
     text = _rendered({m: [_result(s, 0.1 * s, m == "ours") for s in range(10)] for m in ("ours", "fedavg_long")})
     assert "…" not in text
     assert all(len(line) <= 80 for line in text.splitlines())
-    assert text.count("29/30") == 10
     assert text.count("45.0 ± 30.3") == 2
+    assert text.count("250") == 22
+
+
+def test_noise_table_has_the_methods_that_judge_or_relabel() -> None:
+    results = {
+        m: [_result(s, 0.5, m.startswith("ours")) for s in range(3)] for m in ("ours", "ours/equal_steps", "fedavg")
+    }
+    table = noise_table("noise", results)
+    assert table is not None
+    text = io.StringIO()
+    Console(file=text, width=80).print(table)
+    lines = text.getvalue().splitlines()
+    assert "…" not in text.getvalue()
+    assert all(len(line) <= 80 for line in lines)
+    assert not any("fedavg" in line for line in lines)
+    (row,) = [line for line in lines if "ours " in line]
+    assert [cell.strip() for cell in row.strip("│").split("│")] == ["ours", "96.7", "1.23", "20.0", "–", "–", "–", "–"]
+    assert noise_table("noise", {"fedavg": results["fedavg"]}) is None
 
 
 def test_comparison_of_one_seed_has_no_mean() -> None:

@@ -12,6 +12,7 @@ COMMANDS = [
     [],
     ["run"],
     ["compare"],
+    ["explain"],
     ["methods"],
     ["doctor"],
     ["data"],

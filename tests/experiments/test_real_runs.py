@@ -145,7 +145,7 @@ def test_run_ends_with_its_table_and_nothing_else(undisturbed: dict[str, Any], b
     assert (ended.code, ended.err) == (0, "")
     lines = ended.out.splitlines()
     title = "demo, oct_fedsir, seed 0 (phantom images), last round"
-    run = r"demo: oct_fedsir, seed 0 \(phantom images\)$|round +\d+(/60: accuracy|: no predicted-clean client)"
+    run = r"demo: oct_fedsir, seed 0 \(phantom images\)$|round +\d+(/60: accuracy|: no predicted-clean client|: identification: )"
     rest = rf"note: |[┏┃┡│├└]|recorded in |see it | +{re.escape(title)} +$"
     assert [line for line in lines if not re.match(f"{run}|{rest}", line)] == []
     assert any("wrong labels left %" in line for line in lines)
@@ -172,7 +172,7 @@ def test_run_is_recorded(undisturbed: dict[str, Any], book: Store, folder: Path)
     assert run.data.params["method"] == "oct_fedsir"
     assert run.data.params["clients"] == "4"
     assert run.data.tags["fedsir.data_kind"] == "phantom"
-    assert len(run.data.metrics) <= 25
+    assert len(run.data.metrics) <= 30
     assert book.rounds(run) == list(range(1, ROUNDS + 1))
     files = {f.path for f in client.list_artifacts(run.info.run_id)}
     files |= {f.path for d in list(files) for f in client.list_artifacts(run.info.run_id, d)}
@@ -315,7 +315,9 @@ def _live_line_is_all_there_is(lines: list[str], after: str) -> None:
     """No warning or hint of a library breaks the live line, and it fits."""
     assert lines[-1] == STOPPED
     waiting = r". (loading torch|opening the MLflow store|starting the workers)"
-    rest = r"note: |demo: oct_fedsir|[━╸╺ ]{20} +\d+/60 |round \d+: no predicted-clean|fedsir: stopped"
+    rest = (
+        r"note: |demo: oct_fedsir|[━╸╺ ]{20} +\d+/60 |round \d+: (no predicted-clean|identification: )|fedsir: stopped"
+    )
     assert [line for line in lines if not re.match(f"{waiting}|{rest}", line)] == []
     start = rf"demo: oct_fedsir, seed 0 \(phantom images\), {after}"
     assert any(re.fullmatch(start, s.strip()) for s in lines), lines
@@ -372,7 +374,7 @@ def test_compare(fedsir: Any, tmp_path: Path, book: Store) -> None:
     assert digests[3] == digests[4] != digests[0]
     methods = [_recorded_configuration(book, run, tmp_path / str(i))["method"] for i, run in enumerate(runs)]
     assert methods[0]["relabeling"]["every"] == methods[3]["relabeling"]["every"] == 1
-    assert methods[1] == methods[2] == {"name": "fedavg"}
+    assert methods[1] == methods[2] == {"name": "fedavg", "preset": None}
     # The table says what the store says.
     title = "demo (phantom images), last of 2 rounds"
     assert title in ended.out
@@ -393,7 +395,8 @@ def test_data_inspect(fedsir: Any, tmp_path: Path) -> None:
     assert "(phantom images, 32x32)" in ended.out
     clients = re.findall(r"│ (\d) +│ (clean|noisy) +│ +(\d+) │ +(\d+) │", ended.out)
     assert len(clients) == 4
-    assert sum(int(images) for _, _, images, _ in clients) == 160
+    assert sum(int(images) for _, _, images, _ in clients) == 159
+    assert "1 image set aside as the public pool" in ended.out
     assert all((int(wrong) > 0) == (status == "noisy") for _, status, _, wrong in clients)
     assert list(tmp_path.iterdir()) == []
 

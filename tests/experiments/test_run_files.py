@@ -17,6 +17,9 @@ from fedsir.errors import BadInput
 NEEDED = {
     "demo": [],
     "kermany": ["data.root=/data/OCT2017"],
+    "rehearsal_kermany": [],
+    "rehearsal_uic": [],
+    "rehearsal_wake_forest": [],
     "uic": ["data.manifest=/data/uic.csv"],
     "wake_forest": ["data.manifest=/data/wf.csv"],
 }
@@ -92,8 +95,8 @@ def test_numbers_in_exponent_notation_are_numbers() -> None:
 
 
 def test_naming_another_method_drops_the_settings_of_the_first() -> None:
-    assert load_run_file("demo", ["method.name=fedavg"]).method.model_dump() == {"name": "fedavg"}
-    assert load_run_file("demo", ["method=fedavg"]).method.model_dump() == {"name": "fedavg"}
+    assert load_run_file("demo", ["method.name=fedavg"]).method.model_dump() == {"name": "fedavg", "preset": None}
+    assert load_run_file("demo", ["method=fedavg"]).method.model_dump() == {"name": "fedavg", "preset": None}
 
 
 def test_method_given_as_a_word_takes_settings(tmp_path: Path) -> None:
@@ -115,7 +118,7 @@ def test_variants_share_everything_but_method_and_seed() -> None:
     assert left == right
     assert left["seed"] == 4
     assert ours.method.relabeling.every == 5
-    assert fedavg.method.model_dump() == {"name": "fedavg"}
+    assert fedavg.method.model_dump() == {"name": "fedavg", "preset": None}
 
 
 def test_settings_of_the_file_survive_when_another_method_is_configured() -> None:

@@ -21,8 +21,10 @@ from fedsir.config.method import MethodConfig
 from fedsir.config.run import RunConfig
 from fedsir.events import DatasetFacts, RoundRecord, RunResult, RunStarted
 from fedsir.federation.federation import Federation, FederationFacts, Truth
+from fedsir.federation.labels import LabelCheckpoint
 from fedsir.models.flat import FlatEntry, FlatSchema, FlatWeights
-from fedsir.spectral.identification import Identification
+from fedsir.spectral.identification import Identification, MixtureFit
+from fedsir.spectral.relabeling import ReferenceFacts
 from mlflow_tracking.config import TrackingConfig
 from mlflow_tracking.store import Store, prepare_store
 
@@ -95,14 +97,17 @@ class Synthetic:
         return RoundRecord(round_, metrics)
 
     @staticmethod
-    def result(started: RunStarted, identifies: bool = True) -> RunResult:
+    def result(started: RunStarted, identifies: bool = True, relabels: bool = True) -> RunResult:
+        """identifies: with a verdict by spectra; relabels: with labels that changed at two checkpoints."""
         rng = np.random.default_rng(1)
         clients, classes = started.federation.num_clients, len(CLASSES)
         truth = started.truth
         entries = (FlatEntry("head.weight", (2, 3), 0, True), FlatEntry("norm.running_mean", (2,), 6, False))
         schema = FlatSchema(entries, ("norm.num_batches_tracked",))
         weights = FlatWeights(np.arange(8, dtype=np.float32), np.array([7], dtype=np.int64))
-        verdict = predicted = labels = None
+        verdict = predicted = labels = margins = agreement = references = None
+        history: tuple[LabelCheckpoint, ...] = ()
+        observed = started.federation.observed
         if identifies:
             similarity = rng.uniform(0.2, 0.9, (clients, classes, classes))
             similarity[1, 2, :] = similarity[1, :, 2] = np.nan
@@ -110,10 +115,38 @@ class Synthetic:
             p_clean[-1] = np.nan
             predicted = truth.noisy.copy()
             predicted[0] = True
-            verdict = Identification(rng.random((clients, 3)), similarity, p_clean, ~predicted, ("no fallback",))
-            labels = tuple(
-                np.where(np.arange(len(y)) % 2 == 0, t, y)
-                for y, t in zip(started.federation.observed, truth.labels, strict=True)
+            mixture = MixtureFit(
+                columns=("mean", "energy", "maximum"),
+                centre=np.full(3, 0.5),
+                scale=np.full(3, 0.1),
+                means=np.array([[1.0, 1.0, 1.0], [-1.0, -1.0, -1.0]]),
+                covariances=np.stack([np.eye(3), np.eye(3)]),
+                weights=np.array([0.6, 0.4]),
+                clean_component=1,
+            )
+            verdict = Identification(
+                rng.random((clients, 3)), similarity, p_clean, ~predicted, ("no fallback",), "mixture", mixture
+            )
+            references = (
+                *(ReferenceFacts(name, (1,), 3, 0.75) for name in CLASSES[:-1]),
+                ReferenceFacts(CLASSES[-1], (), 0, float("nan")),
+            )
+            margins = tuple(rng.random((len(y), 2)).astype(np.float32) for y in observed)
+            margins[1][:] = np.nan
+            agreement = tuple(np.arange(len(y)) % 2 == 0 for y in observed)
+        if relabels:
+            # Client 1 is taken for clean where clients are judged, so it keeps its labels.
+            changes = np.arange(clients) != 1
+            first, labels = (
+                tuple(
+                    np.where((np.arange(len(y)) % every == 0) & change, t, y)
+                    for y, t, change in zip(observed, truth.labels, changes, strict=True)
+                )
+                for every in (4, 2)
+            )
+            history = tuple(
+                LabelCheckpoint(round_, tuple(y.astype(np.int16) for y in after))
+                for round_, after in ((1, first), (2, labels))
             )
         return RunResult(
             config=started.config,
@@ -128,6 +161,11 @@ class Synthetic:
             predicted_noisy=predicted,
             identification=verdict,
             identification_figures={"accuracy": 0.8, "margin": float("nan")} if identifies else {},
+            totals={"cost/client_epochs": 6.0, "cost/forward_units": 1.0, "bytes/up": 4e6, "bytes/down": 2e6},
+            label_history=history,
+            margins=margins,
+            agreement=agreement,
+            references=references,
             weights=weights,
             schema=schema,
             weights_hash="ab" * 32,

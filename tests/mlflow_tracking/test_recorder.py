@@ -68,7 +68,7 @@ def test_finished_run_has_status_name_tags_and_input(finished: tuple[RunStarted,
 def test_metrics_are_the_contracts_and_few(store: Store, finished: tuple[RunStarted, Any, Path]) -> None:
     _, run, _ = finished
     assert set(run.data.metrics) <= {*ROUND_METRICS, *FINAL_METRICS}
-    assert len({*ROUND_METRICS, *FINAL_METRICS}) <= 25
+    assert len({*ROUND_METRICS, *FINAL_METRICS}) <= 30
     assert steps(store, run.info.run_id, "test/accuracy") == [1, 2, 3]
     assert steps(store, run.info.run_id, "final/accuracy") == [0]
     assert run.data.metrics["final/accuracy_low"] == 0.7
@@ -84,9 +84,21 @@ def test_artifacts_are_complete_and_readable(finished: tuple[RunStarted, Any, Pa
         "evaluation/per_class.csv",
         "federation/counts.png",
         "federation/federation.csv",
+        "identification/descriptors.csv",
         "identification/descriptors.png",
+        "identification/identification.json",
+        "identification/similarity.csv",
         "identification/similarity.png",
         "labels.csv",
+        "relabeling/checkpoints.csv",
+        "relabeling/checkpoints.png",
+        "relabeling/clients.csv",
+        "relabeling/flow.csv",
+        "relabeling/flow.png",
+        "relabeling/margins.csv",
+        "relabeling/margins.png",
+        "relabeling/outcomes.csv",
+        "relabeling/references.csv",
         "summary.json",
         "weights/last.safetensors",
     ]
@@ -136,11 +148,12 @@ def test_method_without_identification_leaves_its_files_out(store: Store, synthe
     started = synthetic.started(synthetic.config(synthetic.plain()))
     recorder = MlflowRecorder(store)
     recorder.record(started)
-    recorder.record(RunFinished(synthetic.result(started, identifies=False)))
+    recorder.record(RunFinished(synthetic.result(started, identifies=False, relabels=False)))
     run = only_run(store, started.run_id)
     folder = Path(run.info.artifact_uri.removeprefix("file://"))
     assert run.info.status == "FINISHED"
     assert not (folder / "identification").exists()
+    assert not (folder / "relabeling").exists()
     assert pd.read_csv(folder / "clients.csv")["predicted_noisy"].isna().all()
 
 

@@ -117,7 +117,7 @@ def test_seconds_are_split_into_data_and_compute(lab: Any) -> None:
     condition = lab.condition(config)
     recipe = Recipe(CrossEntropy(), 1, 16, OptimizerConfig())
     item = WorkItem(0, 0, LocalTraining(condition.federation.observed[0], recipe), 1)
-    seconds = perform(lab.runtime(config), item, {"weights": condition.initial_weights}).seconds
+    seconds = perform(lab.runtime(config), item, {"weights": condition.initial_weights}).work
     assert seconds.data > 0
     assert seconds.compute > 0
 

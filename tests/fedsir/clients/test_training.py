@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from fedsir.clients import training
 from fedsir.clients.module import Batch
 from fedsir.clients.objective import CrossEntropy, Distilled, LogitAdjusted
-from fedsir.clients.runtime import Client, ClientRuntime, Seconds
+from fedsir.clients.runtime import Client, ClientRuntime, Work
 from fedsir.clients.training import LocalUpdate, Recipe, batch_slices, forward_pass, slices_of, train_locally
 from fedsir.config.training import OptimizerConfig
 from fedsir.data.transforms import normalize
@@ -45,7 +45,7 @@ def runtime(lab: Any, config: Any) -> ClientRuntime:
 
 
 def client(runtime: ClientRuntime, number: int = 2, round_: int = 4) -> Client:
-    return Client(number, round_, runtime, Seconds())
+    return Client(number, round_, runtime, Work())
 
 
 def train(runtime: ClientRuntime, condition: Any, recipe: Recipe, number: int = 2, **more: Any) -> LocalUpdate:
@@ -238,6 +238,72 @@ def test_rates_are_those_of_the_recipe(runtime: ClientRuntime, condition: Any) -
     assert not np.array_equal(
         train(runtime, condition, still).weights.values, train(runtime, condition, decayed).weights.values
     )
+
+
+# -- budgets in steps ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", [1, 3, 4, 5, 11])
+def test_a_budget_of_steps_is_kept_by_clients_of_any_size(runtime: ClientRuntime, condition: Any, steps: int) -> None:
+    """Clients 0 to 2 have four to eight batches of 8; client 3 has a single one and repeats it."""
+    for number, batch in ((0, 8), (1, 8), (2, 8), (3, 1000)):
+        watching = Watching()
+        update = train(runtime, condition, Recipe(watching, 1, batch, RATES, steps=steps), number)
+        assert update.steps == len(watching.seen) == steps
+        assert update.samples == condition.federation.sizes[number]
+
+
+@pytest.mark.parametrize("steps", [2, 7, 13])
+def test_steps_go_through_the_epochs_of_an_epoch_budget(runtime: ClientRuntime, condition: Any, steps: int) -> None:
+    size = int(condition.federation.sizes[2])
+    place = {"place": np.arange(size)}
+    by_steps, by_epochs = Watching(), Watching()
+    train(runtime, condition, Recipe(by_steps, 1, 8, RATES, place, steps=steps))
+    train(runtime, condition, Recipe(by_epochs, 5, 8, RATES, place))
+    assert len(by_epochs.seen) >= steps
+    for one, other in zip(by_steps.seen, by_epochs.seen[:steps], strict=True):
+        torch.testing.assert_close(one.images, other.images, rtol=0, atol=0)
+        assert torch.equal(one.labels, other.labels)
+        assert torch.equal(one.extras["place"], other.extras["place"])
+
+
+@pytest.mark.parametrize("teacher", [False, True])
+def test_whole_epochs_in_steps_are_the_same_bits_as_in_epochs(
+    runtime: ClientRuntime, condition: Any, teacher: bool
+) -> None:
+    batches = len(batch_slices(int(condition.federation.sizes[2]), 8))
+    objective = Distilled(np.zeros(4, np.float32), 0.5, 1.0, 1.0) if teacher else CrossEntropy()
+    recipe = Recipe(objective, 2, 8, RATES, teacher_logits=teacher)
+    by_epochs = train(runtime, condition, recipe)
+    by_steps = train(runtime, condition, replace(recipe, epochs=1, steps=2 * batches))
+    np.testing.assert_array_equal(by_steps.weights.values, by_epochs.weights.values)
+    np.testing.assert_array_equal(by_steps.weights.counters, by_epochs.weights.counters)
+    assert (by_steps.loss, by_steps.steps) == (by_epochs.loss, by_epochs.steps)
+    one_less = train(runtime, condition, replace(recipe, steps=2 * batches - 1))
+    assert not np.array_equal(one_less.weights.values, by_epochs.weights.values)
+
+
+def test_images_trained_on_and_forwarded_are_counted(runtime: ClientRuntime, condition: Any) -> None:
+    labels, weights = condition.federation.observed[2], condition.initial_weights
+    size, batches = len(labels), batch_slices(len(labels), 8)
+
+    def work(recipe: Recipe) -> tuple[int, int]:
+        worker = client(runtime)
+        train_locally(worker, weights, labels, recipe)
+        return worker.work.trained, worker.work.forwarded
+
+    assert work(Recipe(CrossEntropy(), 3, 8, RATES)) == (3 * size, 0)
+    first = sum(part.stop - part.start for part in batches[:2])
+    assert work(Recipe(CrossEntropy(), 3, 8, RATES, steps=2)) == (first, 0)
+    assert work(Recipe(CrossEntropy(), 1, 8, RATES, steps=len(batches) + 2)) == (size + first, 0)
+    # A step without a finite loss has been computed all the same.
+    assert work(Recipe(Diverging((0,)), 1, 8, RATES)) == (size, 0)
+    distilled = Distilled(np.zeros(4, np.float32), 0.5, 1.0, 1.0)
+    assert work(Recipe(distilled, 2, 8, RATES, teacher_logits=True)) == (2 * size, 2 * size)
+    worker = client(runtime)
+    forward_pass(worker, "features")
+    forward_pass(worker, "logits")
+    assert (worker.work.trained, worker.work.forwarded) == (0, 2 * size)
 
 
 # -- forward passes ----------------------------------------------------------------------------------------------

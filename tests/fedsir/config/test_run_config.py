@@ -50,6 +50,7 @@ DETERMINES: dict[str, Any] = {
     "data__transform__horizontal_flip": False,
     "federation__clients": 11,
     "federation__clean_clients": 3,
+    "federation__public_pool": 7,
     "federation__clean_selection": "random",
     "federation__cover_min_per_class": 5,
     "federation__partition__alpha": 0.5,
@@ -69,7 +70,10 @@ DETERMINES: dict[str, Any] = {
     "training__batch_size": 64,
     "training__optimizer__lr": 1e-3,
     "training__optimizer__weight_decay": 0.0,
+    "method__stage_one__length": "steps",
     "method__stage_one__epochs": 4,
+    "method__stage_one__steps": 59,
+    "method__stage_one__transform": "train",
     "method__stage_one__batch_size": 64,
     "method__stage_one__lr": 1e-3,
     "method__stage_one__weight_decay": 0.0,
@@ -93,6 +97,7 @@ DETERMINES: dict[str, Any] = {
     "method__references__weight": "n_gap_s1",
     "method__references__min_count": 100,
     "method__references__strength_threshold": 0.03,
+    "method__references__basis": "filled",
     "method__relabeling__enabled": False,
     "method__relabeling__every": 10,
     "method__relabeling__first": 5,
@@ -127,7 +132,7 @@ DOES_NOT: dict[str, Any] = {
     "execution__ray_address": "ray://elsewhere:10001",
     "execution__startup_timeout_s": 5.0,
 }
-FIXED = {"data__source", "method__name", "method__distillation__weight__kind"}
+FIXED = {"data__source", "method__name", "method__preset", "method__distillation__weight__kind"}
 
 
 def test_every_key_is_known_to_these_tests() -> None:
@@ -152,6 +157,19 @@ def test_what_does_not_determine_the_result_keeps_the_identity(key: str) -> None
 def test_identities_are_all_different() -> None:
     identities = [config(**{key: value}).identity() for key, value in DETERMINES.items()]
     assert len({*identities, config().identity(), config(method="fedavg").identity()}) == len(identities) + 2
+
+
+def test_a_preset_is_the_same_run_as_its_settings() -> None:
+    preset = config(method={"name": "oct_fedsir", "preset": "no_kd"})
+    assert preset.identity() == config(method__distillation__enabled=False).identity()
+    assert preset.identity() != config().identity()
+
+
+def test_methods_share_their_condition() -> None:
+    condition = config().condition_identity()
+    assert config(method="fedavg", training__rounds=7).condition_identity() == condition
+    for change in ({"seed": 1}, {"federation__noise__ratio": 0.5}, {"training__batch_size": 64}):
+        assert config(**change).condition_identity() != condition
 
 
 def test_the_place_of_the_image_cache_keeps_the_identity() -> None:

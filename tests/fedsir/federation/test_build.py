@@ -9,7 +9,7 @@ import pytest
 
 from fedsir.config.federation import FederationConfig
 from fedsir.errors import BadInput
-from fedsir.federation.build import build_federation
+from fedsir.federation.build import build_federation, public_pool
 from fedsir.federation.federation import Federation, FederationFacts, Truth
 from fedsir.federation.report import federation_rows, federation_table
 
@@ -28,7 +28,7 @@ def equal(a: tuple[np.ndarray, ...], b: tuple[np.ndarray, ...]) -> bool:
 
 def test_truth_matches_the_data_and_clean_clients_keep_it() -> None:
     federation, truth, _ = build()
-    assert federation.sizes.sum() == len(LABELS)
+    assert federation.sizes.sum() == len(LABELS) - 8
     for k in range(8):
         np.testing.assert_array_equal(truth.labels[k], LABELS[federation.indices[k]])
         wrong = np.count_nonzero(federation.observed[k] != truth.labels[k])
@@ -58,6 +58,31 @@ def test_noise_of_a_client_does_not_depend_on_who_else_is_noisy() -> None:
     assert many[1].noisy.all()
     for k in np.flatnonzero(few[1].noisy).tolist():
         np.testing.assert_array_equal(few[0].observed[k], many[0].observed[k])
+
+
+@pytest.mark.parametrize(("demand", "size"), [("auto", 8), (0, 0), (100, 100)])
+def test_the_public_pool_is_nobodys(demand: int | str, size: int) -> None:
+    federation, _, _ = build(public_pool=demand)
+    everything = np.concatenate([federation.public_pool, *federation.indices])
+    assert len(federation.public_pool) == size
+    np.testing.assert_array_equal(np.sort(everything), np.arange(len(LABELS)))
+
+
+def test_the_public_pool_depends_on_the_seed_alone() -> None:
+    pool = build()[0].public_pool
+    other = build(clients=4, clean_clients=1, noise={"type": "none"}, partition={"alpha": 0.5})[0].public_pool
+    np.testing.assert_array_equal(pool, other)
+    assert not np.array_equal(pool, build(1)[0].public_pool)
+
+
+def test_a_public_pool_of_everything_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"public_pool is 800, but there are only 800"):
+        build(public_pool=800)
+
+
+def test_the_automatic_pool_is_limited() -> None:
+    pool, dealt = public_pool(100_000, "auto", np.random.default_rng(0))
+    assert (len(pool), len(dealt)) == (512, 99_488)
 
 
 def test_no_noise_means_nobody_is_noisy() -> None:
@@ -114,7 +139,8 @@ def test_table_counts_before_and_after() -> None:
     table = federation_table(federation, truth)
     assert len(rows) == len(table) == 8
     np.testing.assert_array_equal(table[[f"{n} observed" for n in NAMES]], federation.observed_counts())
-    assert table[[f"{n} true" for n in NAMES]].sum().tolist() == np.bincount(LABELS).tolist()
+    dealt = np.concatenate(truth.labels)
+    assert table[[f"{n} true" for n in NAMES]].sum().tolist() == np.bincount(dealt).tolist()
     assert table["images"].tolist() == federation.sizes.tolist()
     np.testing.assert_array_equal(table["status"] == "noisy", truth.noisy)
     np.testing.assert_array_equal(table["wrong labels"] > 0, truth.noisy)

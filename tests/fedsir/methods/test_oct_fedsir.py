@@ -15,8 +15,10 @@ from pydantic import ValidationError
 from fedsir.aggregation import distance_aware_mean, weighted_mean
 from fedsir.clients.executor import WorkItem
 from fedsir.clients.objective import CrossEntropy, Distilled, LogitAdjusted
-from fedsir.methods import oct_fedsir
-from fedsir.methods.oct_fedsir import OctFedSIRConfig, Relabeling
+from fedsir.methods import stage_one
+from fedsir.methods.oct_fedsir import OctFedSIRConfig
+from fedsir.methods.registry import parse_method_config
+from fedsir.methods.spectral_settings import Relabeling
 from fedsir.objectives import la_prior
 from fedsir.spectral.identification import Identification
 
@@ -28,12 +30,12 @@ def verdict(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Fix who counts as clean; the similarities stay what stage I has measured."""
 
     def fix(*clean: bool) -> None:
-        real = oct_fedsir.identify
+        real = stage_one.identify
 
         def decide(*arguments: Any) -> Identification:
             return replace(real(*arguments), clean=np.array(clean, dtype=np.bool_))
 
-        monkeypatch.setattr(oct_fedsir, "identify", decide)
+        monkeypatch.setattr(stage_one, "identify", decide)
 
     return fix
 
@@ -124,6 +126,24 @@ def test_when_everybody_counts_as_clean_it_is_fedavg_with_adjusted_logits(lab: A
     assert result.weights_hash != lab.run(plain).weights_hash
 
 
+@pytest.mark.parametrize(
+    ("preset", "switched"),
+    [
+        ("no_relabeling", {"relabeling": {"enabled": False}}),
+        ("no_kd", {"distillation": {"enabled": False}}),
+        ("no_la", {"logit_adjustment": NO_ADJUSTMENT}),
+        ("no_daagg", {"aggregation": "sample_weighted"}),
+        ("equal_steps", {"stage_one": {"length": "steps"}}),
+    ],
+)
+def test_ablations_switch_off_what_they_say_and_nothing_else(preset: str, switched: dict[str, Any]) -> None:
+    expected = OctFedSIRConfig().model_dump()
+    for section, values in switched.items():
+        expected[section] = {**expected[section], **values} if isinstance(values, dict) else values
+    found = parse_method_config(f"oct_fedsir/{preset}").model_dump()
+    assert found == {**expected, "preset": preset}
+
+
 def test_another_method_meets_the_same_federation_and_first_weights(lab: Any) -> None:
     first = {}
     for method in ("fedavg", "oct_fedsir"):
@@ -199,6 +219,77 @@ def test_corrected_labels_are_trained_on_and_reported(lab: Any) -> None:
             np.testing.assert_array_equal(item.task.labels, corrected.get(item.client, observed[item.client]))
     for k, labels in enumerate(result.labels):
         np.testing.assert_array_equal(labels, corrected.get(k, observed[k]))
+
+
+def test_the_history_of_labels_has_an_entry_for_every_checkpoint(lab: Any) -> None:
+    config = lab.config(lab.oct(relabeling={"first": 1, "every": 2}), training={"rounds": 6})
+    result, watched, recorder = observe(lab, config)
+    observed = recorder.started.federation.observed
+    asked = watched.tasks("Relabel")
+    assert [entry.round for entry in result.label_history] == [d.round for d in asked] == [1, 3, 5]
+    for entry, dispatch in zip(result.label_history, asked, strict=True):
+        corrected = {i.client: o.result.state.targets for i, o in zip(dispatch.items, dispatch.outcomes, strict=True)}
+        for k, labels in enumerate(entry.labels):
+            assert labels.dtype == np.int16
+            np.testing.assert_array_equal(labels, corrected.get(k, observed[k]))
+    for last, labels in zip(result.label_history[-1].labels, result.labels, strict=True):
+        np.testing.assert_array_equal(last, labels)
+
+
+def test_a_checkpoint_leaves_evidence_of_every_decision(lab: Any, verdict: Any) -> None:
+    verdict(True, False, False, True)
+    result, watched, recorder = observe(lab, lab.config("oct_fedsir"))
+    observed = recorder.started.federation.observed
+    (*_, last) = watched.tasks("Relabel")
+    outcomes = {i.client: o.result.state for i, o in zip(last.items, last.outcomes, strict=True)}
+    assert set(outcomes) == {1, 2}
+    for k, labels in enumerate(observed):
+        margins, agreement = result.margins[k], result.agreement[k]
+        assert margins.shape == (len(labels), 2)
+        assert margins.dtype == np.float32
+        assert agreement.shape == (len(labels),)
+        if k not in outcomes:
+            assert np.isnan(margins).all()
+            assert agreement.all()
+            continue
+        assert (margins >= 0).all()
+        np.testing.assert_allclose(margins[:, 0], outcomes[k].representative_margin, rtol=1e-6)
+        np.testing.assert_allclose(margins[:, 1], outcomes[k].residual_margin, rtol=1e-6)
+        np.testing.assert_array_equal(agreement, outcomes[k].agreement)
+        changed = result.labels[k] != labels
+        assert not changed[~agreement].any()
+    assert [fact.class_name for fact in result.references] == list(recorder.started.federation.class_names)
+    for fact in result.references:
+        # Ids of clients, not positions among the clean ones.
+        assert fact.providers
+        assert set(fact.providers) <= {0, 3}
+        assert 1 <= fact.directions <= 12
+        assert 0 <= fact.strength <= 1 + 1e-9
+    assert any(3 in fact.providers for fact in result.references)
+
+
+def test_evidence_of_classes_that_cannot_be_referenced(lab: Any, verdict: Any) -> None:
+    """With one class left nothing is decided at all."""
+    verdict(False, False, True, False)
+    config = lab.config("oct_fedsir")
+    indices = shares(lab, config, (5, 10, 10, 10), (5, 10, 10, 10), (25, 0, 0, 0), (5, 10, 10, 10))
+    result, _, _ = observe(lab, config, lab.federation_of(config, indices))
+    first, *others = result.references
+    assert (first.providers, first.directions > 0) == ((2,), True)
+    for fact in others:
+        assert (fact.providers, fact.directions) == ((), 0)
+        assert np.isnan(fact.strength)
+    for k, (margins, agreement) in enumerate(zip(result.margins, result.agreement, strict=True)):
+        assert np.isnan(margins).all()
+        assert agreement.all() == (k == 2)
+        assert agreement.any() == (k == 2)
+    assert len(result.label_history) == 2
+
+
+def test_without_a_checkpoint_there_is_no_evidence(lab: Any) -> None:
+    result = lab.run(lab.config(lab.oct(relabeling={"every": 3})))
+    assert (result.margins, result.agreement, result.references) == (None, None, None)
+    assert result.label_history == ()
 
 
 @pytest.mark.parametrize(

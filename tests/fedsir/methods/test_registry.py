@@ -85,9 +85,42 @@ def test_an_unknown_name_is_bad_input_with_a_suggestion(name: str, hint: str) ->
         find_method(name)
     assert hint in str(caught.value)
     assert repr(name) in str(caught.value)
-    assert "Known: fedavg, oct_fedsir" in str(caught.value)
+    assert f"Known: {', '.join(BUILT_IN)}" in str(caught.value)
     if name == "zzz":
         assert "Did you mean" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_presets_are_valid_and_differ_from_the_defaults(name: str) -> None:
+    entry = find_method(name)
+    for preset in entry.presets:
+        config = parse_method_config(f"{name}/{preset}")
+        assert config.label == f"{name}/{preset}"
+        assert config == parse_method_config({"name": name, "preset": preset})
+        assert config.model_copy(update={"preset": None}) != entry.config()
+
+
+def test_given_settings_win_over_those_of_a_preset() -> None:
+    config = parse_method_config(
+        {"name": "oct_fedsir/paper", "references": {"kappa": 5.0}, "identification": {"min_class_count": 7}}
+    )
+    assert isinstance(config, OctFedSIRConfig)
+    assert (config.references.kappa, config.references.min_count) == (5.0, 1)
+    assert (config.identification.min_class_count, config.identification.covariance) == (7, "full")
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("oct_fedsir/no_kf", "Did you mean no_kd"),
+        ("fedavg/fast", "Known: none"),
+        ({"name": "oct_fedsir", "preset": 3}, "no preset 3"),
+        ({"name": "oct_fedsir/no_kd", "preset": "no_la"}, "preset says 'no_la'"),
+    ],
+)
+def test_an_unknown_preset_is_refused(value: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_method_config(value)
 
 
 def test_a_name_a_mapping_and_a_configuration_are_the_same() -> None:

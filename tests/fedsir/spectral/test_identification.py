@@ -224,7 +224,7 @@ def test_one_client_alone() -> None:
 
 @pytest.mark.parametrize(("no_pairs", "expected"), [("noisy", 3), ("clean", 1)])
 def test_nobody_clean_forces_the_lowest_tenth(monkeypatch: pytest.MonkeyPatch, no_pairs: str, expected: int) -> None:
-    monkeypatch.setattr(identification, "_mixture", lambda z, *_: np.zeros(len(z)))
+    monkeypatch.setattr(identification, "_mixture", lambda values, *_: (np.zeros(len(values)), "mixture", None))
     rows = values([*np.random.default_rng(0).uniform(0.6, 0.9, 24), np.nan])
     split = split_clients(rows, with_settings(no_pairs=no_pairs), 0)
     assert split.clean.sum() == expected
@@ -235,7 +235,7 @@ def test_nobody_clean_forces_the_lowest_tenth(monkeypatch: pytest.MonkeyPatch, n
 
 
 def test_forced_clients_always_have_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(identification, "_mixture", lambda z, *_: np.zeros(len(z)))
+    monkeypatch.setattr(identification, "_mixture", lambda values, *_: (np.zeros(len(values)), "mixture", None))
     rows = values([0.8, 0.9, 0.7, *[np.nan] * 47])
     assert np.flatnonzero(split_clients(rows, OCT, 0).clean).tolist() == [0, 1, 2]
 

@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsir.spectral.decomposition import ClassSpectrum
+from fedsir.spectral.decomposition import ClassSpectrum, class_spectra
 from fedsir.spectral.references import (
     ClassReference,
     ReferenceSettings,
     class_references,
     provider_weight,
 )
+from fedsir.spectral.relabeling import relabel
 
 EYE = np.eye(4)
 
@@ -146,3 +147,80 @@ def test_order_of_clients_does_not_matter() -> None:
     assert a is not None
     assert b is not None
     np.testing.assert_allclose(a.residual.T @ a.residual, b.residual.T @ b.residual, atol=1e-12)
+
+
+# -- bases filled up to L, as in FedSIR's published code ---------------------------------------------------------------
+
+
+def test_a_filled_basis_has_always_l_directions_and_contains_the_true_ones() -> None:
+    """Two providers whose residual directions span 5 of 40 dimensions."""
+    q = np.linalg.qr(np.random.default_rng(0).normal(size=(40, 40)))[0]
+    spectra = [ClassSpectrum(q[0], q[1:4], 30, 1, 0.5, 0.5), ClassSpectrum(q[0], q[3:6], 50, 1, 0.5, 0.5)]
+    true, filled = reference(*spectra), reference(*spectra, basis="filled")
+    assert true is not None
+    assert filled is not None
+    assert len(true.residual) == 5
+    assert filled.residual.shape == (12, 40)
+    np.testing.assert_allclose(filled.residual @ filled.residual.T, np.eye(12), atol=1e-9)
+    np.testing.assert_allclose(true.residual @ filled.residual.T @ filled.residual, true.residual, atol=1e-6)
+    # The first one is the shared direction, which carries most weight.
+    assert abs(filled.residual[0] @ q[3]) == pytest.approx(1.0, abs=1e-6)
+    np.testing.assert_array_equal(filled.leading, true.leading)
+    assert (filled.providers, filled.strength) == (true.providers, true.strength)
+
+
+def test_a_class_without_residual_directions_is_a_candidate_with_a_filled_basis_only() -> None:
+    lone, ordinary, other = held(0, []), held(1, [2]), held(2, [1])
+    by_rank, filled = (
+        class_references([[lone, ordinary, other, None]], ReferenceSettings(basis=basis))  # type: ignore[arg-type]
+        for basis in ("rank", "filled")
+    )
+    assert [r is None for r in by_rank] == [True, False, False, True]
+    assert [r is None for r in filled] == [False, False, False, True]
+    assert filled[0] is not None
+    assert filled[0].residual.shape == (0, 4)
+    # Its S_N is 0 for every image, so it wins every arg min, as in the published code.
+    features = np.random.default_rng(0).normal(size=(50, 4))
+    observed = np.ones(50, dtype=np.int64)
+    assert set(relabel(features, filled, observed, "sn").targets.tolist()) == {0}
+    assert 0 not in relabel(features, by_rank, observed, "sn").targets
+    # Images that also point along its leading direction are relabelled to it, and no others.
+    agreed = relabel(features, filled, observed).targets
+    strongest = np.abs(features / np.linalg.norm(features, axis=1, keepdims=True))[:, :3].argmax(axis=1) == 0
+    assert 0 < strongest.sum() < 50
+    np.testing.assert_array_equal(agreed == 0, strongest)
+
+
+@pytest.mark.parametrize("providers", [1, 3])
+def test_both_bases_decide_alike_where_the_rank_is_full(providers: int) -> None:
+    rng = np.random.default_rng(4)
+    centres = rng.normal(size=(3, 24)) * 3
+    settings = {"residual_directions": 4, "min_count": 1}
+
+    def images(count: int) -> tuple[Any, Any]:
+        labels = rng.integers(0, 3, count)
+        return centres[labels] + rng.normal(size=(count, 24)), labels.astype(np.int64)
+
+    spectra = [class_spectra(*images(200), num_classes=3, max_residual=4) for _ in range(providers)]
+    by_rank, filled = (
+        class_references(spectra, ReferenceSettings.model_validate({**settings, "basis": basis}))
+        for basis in ("rank", "filled")
+    )
+    assert [len(r.residual) for r in by_rank if r is not None] == [4, 4, 4]
+    features, labels = images(300)
+    observed = rng.permutation(labels)
+    for rule in ("agree", "sn", "sr"):
+        one, other = (relabel(features, references, observed, rule) for references in (by_rank, filled))  # type: ignore[arg-type]
+        np.testing.assert_array_equal(one.targets, other.targets)
+        np.testing.assert_array_equal(one.agreement, other.agreement)
+        assert (one.targets != observed).any()
+
+
+def test_filled_bases_of_published_features_agree_with_the_published_projector(golden: Any) -> None:
+    """Where the rank ends before L the filling is arbitrary; there the sizes agree and the true directions."""
+    references = class_references(golden.spectra[:2], ReferenceSettings(basis="filled"))
+    for c, found in enumerate(references):
+        assert found is not None
+        published = golden.arrays["reference_residual_projector"][c]
+        assert len(found.residual) == min(12, published.shape[0])
+        assert np.trace(published) == pytest.approx(len(found.residual), abs=1e-3)

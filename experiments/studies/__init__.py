@@ -1,0 +1,1 @@
+"""Measurements over many conditions that need no full runs."""

@@ -1,0 +1,197 @@
+"""Where does identification work? Stage I alone, over noise settings, heterogeneity and seeds (the paper's Table 2).
+
+Every finished condition is one line of a CSV file, so a study that was stopped goes on where it was.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+
+from experiments.config import RunFile, load_run_file
+from experiments.session import Session
+from fedsir.errors import BadInput
+from fedsir.evaluation.identification import flipped_counts, identification_figures
+from fedsir.methods.registry import find_method, find_preset
+from fedsir.methods.stage_one import IdentifyingConfig
+from fedsir.seeding import Stream, integer
+from fedsir.spectral.identification import identify
+
+PAPER_NOISE = tuple(("symmetric", r / 10) for r in range(3, 10)) + tuple(("asymmetric", r / 10) for r in range(4, 10))
+"""The paper's 13 noise settings."""
+
+SPLITS = ("mixture", "largest_gap")
+
+IDENTIFYING = ("oct_fedsir", "fedsir", "spectral_pruning")
+
+
+@dataclass(frozen=True)
+class Row:
+    """Verdict of one method and split on one condition and seed.
+
+    run: identity of the run whose stage I it was; rows of a file with the same are not computed again. clean_f1,
+    margin and the counts are those of `identification_figures`; margin is the same for both splits.
+    """
+
+    run: str
+    data: str
+    kind: str
+    clients: int
+    noise: str
+    ratio: float
+    alpha: float
+    seed: int
+    method: str
+    split: str
+    clean: int
+    called_clean: int
+    accused_clean: int
+    missed_noisy: int
+    unflipped_noisy: int
+    clean_f1: float
+    accuracy: float
+    margin: float
+    smallest_client: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The grid of a study."""
+
+    methods: tuple[str, ...]
+    noise: tuple[tuple[str, float], ...]
+    alphas: tuple[float, ...]
+    seeds: tuple[int, ...]
+
+    def configs(self, source: str, overrides: Sequence[str]) -> Iterator[tuple[str, RunFile]]:
+        """(method label, run file) of every cell; `method.stage_one` settings of the overrides hold for all methods.
+
+        Raises BadInput for methods without stage I.
+        """
+        base = load_run_file(source, overrides)
+        others = [o for o in overrides if not o.strip().startswith("method")]
+        stage = {o for o in overrides if o.strip().startswith("method.stage_one.")}
+        if not isinstance(base.method, IdentifyingConfig):
+            raise BadInput(f"{source}: method {base.method.name} has no stage I.\nSet method.name=oct_fedsir.")
+        for label in self.methods:
+            if not issubclass(find_method(label.partition("/")[0]).config, IdentifyingConfig):
+                raise BadInput(f"--methods {label}: it has no stage I.\nChoose among {', '.join(IDENTIFYING)}.")
+        # What the file says about stage I is about the images, not about one method; what a preset says is not.
+        preset = find_preset(base.method.name, base.method.preset) if base.method.preset else {}
+        given, of_preset = base.method.stage_one.model_dump(exclude_unset=True), preset.get("stage_one", {})
+        common = {k: v for k, v in given.items() if k not in of_preset or v != of_preset[k]}
+        stage |= {f"method.stage_one.{k}={json.dumps(v)}" for k, v in common.items()}
+        for alpha, (noise, ratio), seed, method in product(self.alphas, self.noise, self.seeds, self.methods):
+            cell = [
+                f"federation.partition.alpha={alpha}",
+                f"federation.noise.type={noise}",
+                f"federation.noise.ratio={ratio}",
+                f"seed={seed}",
+                f"method={method}",
+            ]
+            yield method, load_run_file(source, [*others, *cell, *sorted(stage)])
+
+
+def study(
+    session: Session, source: str, overrides: Sequence[str], plan: Plan, out: Path, tell: Callable[[str], None]
+) -> list[Row]:
+    """All rows of the plan, those in `out` included; new ones are appended to it as they come."""
+    rows = read_rows(out)
+    done = {row.run for row in rows}
+    cells = list(plan.configs(source, overrides))
+    append_rows(out, [])  # a file that cannot be written must not come up after the first condition
+    for position, (method, config) in enumerate(cells):
+        if config.identity() in done:
+            continue
+        found = _identify(session, config, method)
+        append_rows(out, found)
+        rows += found
+        done.add(config.identity())
+        marks = ", ".join(f"{r.split} F1 {100 * r.clean_f1:.0f}" for r in found)
+        first = found[0]
+        tell(
+            f"{position + 1}/{len(cells)} {first.noise} {first.ratio} alpha {first.alpha} seed {first.seed} {method}: "
+            f"{marks}, margin {first.margin:+.2f}, {first.seconds:.1f} s"
+        )
+    wanted = {config.identity() for _, config in cells}
+    return [row for row in rows if row.run in wanted]
+
+
+def _identify(session: Session, config: RunFile, label: str) -> list[Row]:
+    begin = time.perf_counter()
+    if not isinstance(config.method, IdentifyingConfig):
+        raise TypeError(f"{label} has no stage I")
+    settings = config.method.identification
+    server, condition = session.server(config)
+    state = find_method(config.method.name).build(config.method).begin(server)
+    seconds = time.perf_counter() - begin
+    truth, federation = condition.truth, condition.federation
+    flipped = flipped_counts(truth.labels, federation.observed)
+    rows = []
+    for split in SPLITS:
+        chosen = settings.model_copy(update={"split": split})
+        verdict = identify(state.identification.similarity, chosen, integer(config.seed, Stream.IDENTIFICATION))
+        figures = identification_figures(truth.noisy, ~verdict.clean, verdict.descriptors, flipped)
+        rows.append(
+            Row(
+                run=config.identity(),
+                data=config.name,
+                kind=condition.dataset.kind,
+                clients=federation.num_clients,
+                noise=config.federation.noise.type,
+                ratio=config.federation.noise.ratio,
+                alpha=config.federation.partition.alpha,
+                seed=config.seed,
+                method=label,
+                split=split,
+                clean=int(np.count_nonzero(~truth.noisy)),
+                called_clean=int(np.count_nonzero(verdict.clean)),
+                accused_clean=int(figures["accused_clean"]),
+                missed_noisy=int(figures["missed_noisy"]),
+                unflipped_noisy=int(figures["unflipped_noisy"]),
+                clean_f1=figures["clean_f1"],
+                accuracy=figures["accuracy"],
+                margin=figures["margin"],
+                smallest_client=int(federation.sizes.min()),
+                seconds=seconds,
+            )
+        )
+    return rows
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Rows of a study file, none if it does not exist. Raises BadInput for other files."""
+    if not path.exists():
+        return []
+    kinds = {f.name: {"int": int, "float": float, "str": str}[str(f.type)] for f in fields(Row)}
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            lines = csv.DictReader(file)
+            if lines.fieldnames is not None and list(lines.fieldnames) != list(kinds):
+                raise ValueError("its columns are others")
+            return [Row(**{name: kind(line[name]) for name, kind in kinds.items()}) for line in lines]
+    except (OSError, csv.Error, ValueError, TypeError) as error:
+        raise BadInput(
+            f"{path} is not the file of an identification study ({error}).\nName another with --out."
+        ) from error
+
+
+def append_rows(path: Path, rows: Sequence[Row]) -> None:
+    """Add rows to a study file, with its header if it is new. Raises BadInput where it cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, [f.name for f in fields(Row)])
+            if file.tell() == 0:
+                writer.writeheader()
+            writer.writerows(asdict(row) for row in rows)
+    except OSError as error:
+        raise BadInput(f"{path} cannot be written ({error.strerror or error}).\nName another with --out.") from error

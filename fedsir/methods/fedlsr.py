@@ -1,0 +1,58 @@
+"""FedLSR: local self-regularization by two views of every image; the server only averages (methods section 5)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from pydantic import Field
+
+from fedsir.clients.two_views import SelfRegularization, TwoViewTraining
+from fedsir.config.base import Fraction, NonNegativeFloat
+from fedsir.config.method import MethodConfig
+from fedsir.data.views import ViewSettings
+from fedsir.methods.aggregate import average
+from fedsir.methods.base import MethodState, Server
+from fedsir.methods.local import stage_rounds, train_round
+from fedsir.methods.registry import MethodEntry
+from fedsir.objectives import linear_ramp
+
+
+class FedLSRConfig(MethodConfig):
+    """Settings of FedLSR; the defaults are the official notebook's, with its losses as coded."""
+
+    name: Literal["fedlsr"] = "fedlsr"
+    losses: SelfRegularization = SelfRegularization()
+    gamma: NonNegativeFloat = Field(default=0.4, description="weight of the consistency term after the ramp")
+    ramp: Fraction = Field(default=0.2, description="share of the rounds over which that weight grows from 0")
+    view: ViewSettings = ViewSettings()
+
+
+class FedLSR:
+    """Every client trains on two views under its observed labels; the server averages."""
+
+    state_type = MethodState
+
+    def __init__(self, config: FedLSRConfig) -> None:
+        self.config = config
+
+    def begin(self, server: Server) -> MethodState:
+        return MethodState(weights=server.initial_weights)
+
+    def round(self, server: Server, state: MethodState, t: int) -> MethodState:
+        config = self.config
+        weight = config.gamma * linear_ramp(t, stage_rounds(config.ramp, server.training.rounds))
+        tasks = {
+            k: TwoViewTraining(labels, server.training, config.losses, config.view, weight)
+            for k, labels in enumerate(server.federation.observed)
+        }
+        updates = train_round(server, tasks, t, state.weights)
+        return replace(state, weights=average(server, updates, state.weights))
+
+
+METHOD = MethodEntry(
+    config=FedLSRConfig,
+    build=FedLSR,
+    summary="two views of every image, mixed and sharpened predictions, consistency and entropy terms",
+    source="Jiang et al., CIKM 2022",
+)

@@ -1,0 +1,62 @@
+"""What all figures share: colours, titles, ticks and numbers on matrices.
+
+Colours are safe for colour-blind readers: cividis for amounts, blue for clean and right, vermilion for noisy and
+wrong (Okabe and Ito); shape, line style or hatching repeats what colour says. Without pyplot and its process-wide
+state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+CLEAN, NOISY, MISJUDGED, GREY = "#0072B2", "#D55E00", "#000000", "#6B6B6B"
+UNOBSERVED = "#D9D9D9"
+AMOUNTS = "cividis"
+DPI = 130
+# Beyond this many classes numbers no longer fit into the small matrices.
+MAX_ANNOTATED_CLASSES = 5
+
+Array = NDArray[np.float64]
+Counts = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+
+def save_png(figure: Figure, path: Path) -> None:
+    """Write `figure` at the resolution that all figures share."""
+    FigureCanvasAgg(figure)
+    figure.savefig(path, format="png", dpi=DPI)
+
+
+def new_figure(width: float, height: float, title: str, label: str) -> Figure:
+    """A figure of that many inches with a bold title and `label` in a lighter weight below it."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    figure.suptitle(f"{title}\n", fontsize=12, fontweight="bold")
+    # suptitle has only one style.
+    figure.text(0.5, 1 - 0.36 / height, label, ha="center", va="top", fontsize=9, color="#333333")
+    return figure
+
+
+def annotate(axis: Axes, shade: Array, texts: Sequence[Sequence[str]], size: float) -> None:
+    """Numbers on an image, white where the colour map is dark (`shade` below one half)."""
+    for i, row in enumerate(texts):
+        for j, text in enumerate(row):
+            axis.text(j, i, text, ha="center", va="center", fontsize=size, color="w" if shade[i, j] < 0.5 else "k")
+
+
+def class_ticks(axis: Axes, class_names: Sequence[str], rotate: bool) -> None:
+    """Class names along the x axis."""
+    axis.set_xticks(range(len(class_names)), class_names)
+    axis.tick_params(axis="x", labelsize=8, labelrotation=35 if rotate else 0)
+
+
+def light_grid(axis: Axes) -> None:
+    """A grid that stays behind the data."""
+    axis.grid(color="#E5E5E5", linewidth=0.6)
+    axis.set_axisbelow(True)
