@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from experiments.config import RunFile, load_run_file
+from fedsir.config.method import MethodConfig
 from fedsir.errors import BadInput
-from fedsir.methods.registry import find_preset, method_names
+from fedsir.methods.registry import find_method, find_preset, method_names
+from fedsir.methods.spectral_settings import SpectralConfig
+from fedsir.methods.stage_one import IdentifyingConfig
 
 ALL_CLEAN = "all_clean"
 """Not a method: FedAvg on the same federation without noise, the upper reference."""
@@ -23,8 +28,8 @@ def parse_methods(text: str) -> list[str]:
     if not chosen:
         raise BadInput(f"--methods: name at least one of {', '.join(known)}.")
     for label in chosen:
-        name, _, preset = label.partition("/")
-        if name in known and preset:
+        name, slash, preset = label.partition("/")
+        if name in known and slash:
             find_preset("fedavg" if name == ALL_CLEAN else name, preset)
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
@@ -54,15 +59,49 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def variant(source: str, overrides: Sequence[str], base: RunFile, method: str, seed: int) -> RunFile:
-    """The run file of another method and seed on the same federation; settings stay with the method they are for.
+    """The run file of another method and seed on the same federation.
 
-    Settings that the file has for a method apply to it, and so do overrides for the method that file and
-    overrides together name; every other method has its defaults.
+    Settings that file and overrides have for a method apply to it and its presets; what a preset changes wins. Of
+    these, methods of the same family share what is about images and budget rather than about the method: how stage I
+    trains, and in which rounds labels are corrected. Otherwise a method has its defaults.
     """
     others = [o for o in overrides if not re.match(r"\s*method\s*[.=]", o)]
     seeded = f"seed={seed}"
     if method == ALL_CLEAN:
         return load_run_file(source, [*others, seeded, "method.name=fedavg", "federation.noise.type=none"])
-    if method in (base.method.name, base.method.label):
-        return load_run_file(source, [*overrides, seeded])
-    return load_run_file(source, [*others, seeded, f"method.name={method}"])
+    name, _, preset = method.partition("/")
+    # A label means what it says: neither the file's preset nor a setting of the file may take its place.
+    chosen = [f"method.name={name}", f"method.preset={preset or 'null'}"]
+    given = overrides if name == base.method.name else others
+    shared = [] if name == base.method.name else _settings("method", _family(base.method, find_method(name).config))
+    changes = _settings("method", find_preset(name, preset)) if preset else []
+    return load_run_file(source, [*given, seeded, *chosen, *shared, *changes])
+
+
+def _family(given: MethodConfig, other: type[MethodConfig]) -> dict[str, Any]:
+    """Settings written for one method that hold for another one of its family."""
+    shared: dict[str, Any] = {}
+    written = given.model_dump(mode="json", exclude_unset=True)
+    of_preset = find_preset(given.name, given.preset) if given.preset else {}
+    if isinstance(given, IdentifyingConfig) and issubclass(other, IdentifyingConfig):
+        shared["stage_one"] = _without(written.get("stage_one", {}), of_preset.get("stage_one", {}))
+    if isinstance(given, SpectralConfig) and issubclass(other, SpectralConfig):
+        schedule = {k: v for k, v in written.get("relabeling", {}).items() if k in ("first", "every")}
+        shared["relabeling"] = _without(schedule, of_preset.get("relabeling", {}))
+    return shared
+
+
+def _without(written: Mapping[str, Any], of_preset: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings that do not merely come from a preset."""
+    return {k: v for k, v in written.items() if k not in of_preset or of_preset[k] != v}
+
+
+def _settings(key: str, values: Mapping[str, Any]) -> list[str]:
+    """Nested values as overrides `key.inner=value`."""
+    found: list[str] = []
+    for inner, value in values.items():
+        if isinstance(value, Mapping):
+            found += _settings(f"{key}.{inner}", value)
+        else:
+            found.append(f"{key}.{inner}={json.dumps(value)}")
+    return found

@@ -82,9 +82,9 @@ def _parse_method(value: object) -> MethodConfig:
     name = value.get("name") if isinstance(value, Mapping) else value
     if isinstance(name, str):
         # These say best what is wrong with a name.
-        name, _, preset = name.partition("/")
+        name, slash, preset = name.partition("/")
         find_method(name)
-        if preset:
+        if slash:
             find_preset(name, preset)
     try:
         return parse_method_config(value)
@@ -190,8 +190,10 @@ def _apply(values: dict[str, Any], override: str) -> None:
     value = _parse_yaml(text, f"--set {override}")
     before = section.get(parts[-1])
     if parts[-1] == "name" and parts[:-1] == ["method"] and before not in (None, value):
-        # Settings of the method that the file named do not belong to the new one.
-        section.clear()
+        # Settings of the method that the file named do not belong to another one, but to its presets they do.
+        if str(before).partition("/")[0] != str(value).partition("/")[0]:
+            section.clear()
+        section.pop("preset", None)
     section[parts[-1]] = value
 
 

@@ -17,6 +17,7 @@ from experiments.console import percent, say, waiting
 from fedsir.errors import BadInput
 from mlflow_tracking.config import TrackingConfig
 from mlflow_tracking.explanation import Explanation, IdentificationRecord, RelabelingRecord, find_run, read_explanation
+from mlflow_tracking.identification import evidence
 
 EVALUATOR = "* from the true labels, which only the evaluator knows; the method never saw them"
 # Posteriors between 0.05 and 0.95 with the threshold 0.5.
@@ -79,7 +80,7 @@ def client_table(record: IdentificationRecord) -> Table:
     headings = ["client", "images", *(["steps"] if steps else []), *numbers]
     caption = "; ".join([*(meaning if spectral else []), *(["! misjudged"] if wrong.any() else [])])
     table = _table("Clients, from most to least like clean", headings, caption=caption or None)
-    table.add_column("p clean" if spectral else "votes for clean %", justify="right")
+    table.add_column("p clean" if spectral else f"{evidence(record.facts['split'])} %", justify="right")
     table.add_column("judged")
     table.add_column("truth *")
     before: bool | None = None
@@ -111,10 +112,14 @@ def split_table(record: IdentificationRecord) -> Table:
         "none": "none, since nothing could be compared by",
     }
     spectral = facts["split"] in words
+    others = {
+        "class_losses": "votes of mixtures of class losses",
+        "lid": "mixture over dimensions of predictions (LID)",
+    }
     by = (
         f"{words[facts['split']]} {', '.join(facts['descriptors'])}"
         if spectral
-        else "votes of mixtures of class losses"
+        else others.get(facts["split"], facts["split"])
     )
     table.add_row("split", by)
     if facts["threshold"] is not None:
@@ -156,7 +161,7 @@ def boundary_distances(record: IdentificationRecord) -> pd.Series[float]:
     """Distance of each client in the split from the boundary, indexed by client; empty where there is none.
 
     In log-odds for a mixture, where posteriors saturate; in scores from the middle of a largest gap; in votes from
-    half of them.
+    half of them. Other verdicts have recorded nothing to measure it by.
     """
     clients, facts = record.clients, record.facts
     inside = clients[clients["p_clean"].notna()]

@@ -31,7 +31,8 @@ def final_table(config: RunFile, result: RunResult, kind: str) -> Table:
         table.add_row("clients called clean", named)
         table.add_row("clients identified correctly %", percent(figures["accuracy"]))
         table.add_row("noisy called clean / clean called noisy", _counts(figures))
-        table.add_row("margin (SD between groups)", f"{figures['margin']:.2f}")
+        if isfinite(figures["margin"]):
+            table.add_row("margin (SD between groups)", f"{figures['margin']:.2f}")
     if result.labels is not None and "relabel/edit" in final:
         table.add_section()
         for key, text in (

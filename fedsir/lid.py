@@ -1,4 +1,4 @@
-"""Local intrinsic dimensionality of points, by maximum likelihood from neighbour distances (methods S12)."""
+"""Local intrinsic dimensionality of points, by maximum likelihood from neighbour distances."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two-component Gaussian mixtures: the split that most noise-robust methods rest on (methods S3)."""
+"""Two-component Gaussian mixtures: the split that most noise-robust methods rest on."""
 
 from __future__ import annotations
 

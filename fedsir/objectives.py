@@ -134,7 +134,7 @@ def bounded_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 def symmetric_cross_entropy(
     logits: Tensor, targets: Tensor, alpha: float = 0.1, beta: float = 1.0, clip: float = 1e-4, p_min: float = 1e-7
 ) -> Tensor:
-    """(b,) alpha CE + beta RCE with RCE = -sum_c p_c log clip(onehot_c, clip, 1) (RHFL; methods S7)."""
+    """(b,) alpha CE + beta RCE with RCE = -sum_c p_c log clip(onehot_c, clip, 1) (RHFL)."""
     probabilities = torch.softmax(logits, dim=1).clamp(p_min, 1.0)
     # The one-hot target contributes log 1 = 0 at the label and log clip everywhere else.
     others = probabilities.sum(dim=1) - probabilities.gather(1, targets[:, None]).squeeze(1)
@@ -142,7 +142,7 @@ def symmetric_cross_entropy(
 
 
 def mixup(images: Tensor, labels: Tensor, share: float, order: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Images (b, ...) blended with those in `order` (b,), and the labels of both (methods S9).
+    """Images (b, ...) blended with those in `order` (b,), and the labels of both.
 
     `share` belongs to the image in place: mixed = share x + (1 - share) x[order].
     """

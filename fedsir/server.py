@@ -85,9 +85,9 @@ class RunServer:
         results: dict[int, ClientResult[U]] = {k: o.result for k, o in zip(order, outcomes, strict=True)}
         self.costs.bytes_down += nbytes(broadcast) * len(order)
         self.costs.bytes_up += sum(nbytes(r.update) for r in results.values())
-        for item, outcome in zip(items, outcomes, strict=True):
-            self.costs.client_epochs += outcome.work.trained / item.cost
-            self.costs.forward_units += outcome.work.forwarded / item.cost
+        for client, outcome in zip(order, outcomes, strict=True):
+            self.costs.client_epochs += outcome.work.trained / int(self._sizes[client])
+            self.costs.forward_units += outcome.work.forwarded / int(self._sizes[client])
         self._collect_losses(results)
         return results
 

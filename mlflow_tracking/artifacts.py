@@ -17,7 +17,7 @@ from fedsir.federation.report import federation_table
 from fedsir.spectral.identification import Identification
 from mlflow_tracking import figures, tables
 from mlflow_tracking.describe import condition_name, plot_label, tags
-from mlflow_tracking.identification import descriptor_table, identification_facts, similarity_table
+from mlflow_tracking.identification import descriptor_table, evidence, identification_facts, similarity_table
 from mlflow_tracking.relabeling import (
     Relabeled,
     checkpoint_table,
@@ -91,7 +91,7 @@ def _write_identification(event: RunStarted, result: RunResult, verdict: Identif
     _write_json(target / "identification.json", facts)
     names, predicted = event.federation.class_names, result.predicted_noisy
     if not np.isfinite(verdict.similarity).any():
-        posterior = figures.posterior_figure(verdict.p_clean, noisy, predicted, label)
+        posterior = figures.posterior_figure(verdict.p_clean, noisy, predicted, label, evidence(verdict.split))
         figures.save_png(posterior, target / "posterior.png")
         return
     similarity_table(verdict.similarity, names).to_csv(target / "similarity.csv", index=False)
@@ -129,7 +129,7 @@ def _summary(event: RunStarted, result: RunResult, notes: Mapping[int, Sequence[
     return {
         "run_id": event.run_id,
         "name": result.config.name,
-        "method": result.config.method.name,
+        "method": result.config.method.label,
         "seed": result.config.seed,
         "condition": condition_name(result.config, dataset.name),
         "data": {

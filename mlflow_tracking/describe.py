@@ -68,6 +68,7 @@ def parameters(event: RunStarted) -> dict[str, str]:
         "clean_clients": federation.clients - noisy,
         "noisy_clients": noisy,
         "clean_selection": federation.clean_selection,
+        "public_pool": len(event.federation.public_pool),
         "alpha": f"{partition.alpha:g}",
         "partition": f"{partition.variant}, by {partition.unit}",
         "noise_type": noise.type,

@@ -16,6 +16,14 @@ Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 
+_EVIDENCE = {"class_losses": "share of votes for clean", "lid": "estimated share of right labels"}
+
+
+def evidence(split: str) -> str:
+    """What `p_clean` is in a verdict by this `split` (see `fedsir.spectral.identification.Identification`)."""
+    return _EVIDENCE.get(split, "posterior of being clean")
+
+
 def similarity_table(similarity: Array, class_names: Sequence[str]) -> pd.DataFrame:
     """(K, C, C) class similarities, one row per client and ordered pair of classes; empty where unobserved."""
     clients, classes, _ = similarity.shape
@@ -31,7 +39,7 @@ def descriptor_table(
 
     steps: optimizer steps of the local training before the verdict, empty if the method has none. mean, energy,
     maximum: descriptors. score: mean of their z-scores over the descriptors in the fit; higher means more
-    alignment between classes, so more like noise. p_clean: posterior, or share of votes. log_odds: natural
+    alignment between classes, so more like noise. p_clean: see `evidence`. log_odds: natural
     logarithm of clean to noisy, which does not saturate as the posterior does. distance_clean, distance_noisy:
     Mahalanobis distances to the two components. The last three are empty for clients outside a mixture.
 

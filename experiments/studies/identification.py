@@ -6,7 +6,6 @@ Every finished condition is one line of a CSV file, so a study that was stopped 
 from __future__ import annotations
 
 import csv
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -15,11 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
+from experiments.compare import variant
 from experiments.config import RunFile, load_run_file
 from experiments.session import Session
 from fedsir.errors import BadInput
 from fedsir.evaluation.identification import flipped_counts, identification_figures
-from fedsir.methods.registry import find_method, find_preset
+from fedsir.methods.registry import find_method
 from fedsir.methods.stage_one import IdentifyingConfig
 from fedsir.seeding import Stream, integer
 from fedsir.spectral.identification import identify
@@ -72,32 +72,23 @@ class Plan:
     seeds: tuple[int, ...]
 
     def configs(self, source: str, overrides: Sequence[str]) -> Iterator[tuple[str, RunFile]]:
-        """(method label, run file) of every cell; `method.stage_one` settings of the overrides hold for all methods.
+        """(method label, run file) of every cell, with settings shared as `fedsir compare` does (`variant`).
 
         Raises BadInput for methods without stage I.
         """
         base = load_run_file(source, overrides)
-        others = [o for o in overrides if not o.strip().startswith("method")]
-        stage = {o for o in overrides if o.strip().startswith("method.stage_one.")}
         if not isinstance(base.method, IdentifyingConfig):
             raise BadInput(f"{source}: method {base.method.name} has no stage I.\nSet method.name=oct_fedsir.")
         for label in self.methods:
             if not issubclass(find_method(label.partition("/")[0]).config, IdentifyingConfig):
                 raise BadInput(f"--methods {label}: it has no stage I.\nChoose among {', '.join(IDENTIFYING)}.")
-        # What the file says about stage I is about the images, not about one method; what a preset says is not.
-        preset = find_preset(base.method.name, base.method.preset) if base.method.preset else {}
-        given, of_preset = base.method.stage_one.model_dump(exclude_unset=True), preset.get("stage_one", {})
-        common = {k: v for k, v in given.items() if k not in of_preset or v != of_preset[k]}
-        stage |= {f"method.stage_one.{k}={json.dumps(v)}" for k, v in common.items()}
         for alpha, (noise, ratio), seed, method in product(self.alphas, self.noise, self.seeds, self.methods):
             cell = [
                 f"federation.partition.alpha={alpha}",
                 f"federation.noise.type={noise}",
                 f"federation.noise.ratio={ratio}",
-                f"seed={seed}",
-                f"method={method}",
             ]
-            yield method, load_run_file(source, [*others, *cell, *sorted(stage)])
+            yield method, variant(source, [*overrides, *cell], base, method, seed)
 
 
 def study(

@@ -17,20 +17,22 @@ T = TypeVar("T")
 def summary_table(title: str, rows: Sequence[Row]) -> Table:
     """One row per method, split and noise type: mean clean-client F1 over conditions and seeds, as in Table 2.
 
-    exact: share of runs in which every client is judged rightly. separable: share of runs with a positive margin,
-    where some threshold on the mean descriptor would judge every client rightly.
+    exact: share of runs in which every client is judged rightly. sep.: share of runs with a positive margin, where
+    some threshold on the mean descriptor would judge every client rightly. accused: clean clients called noisy,
+    missed: noisy ones called clean, per run.
     """
     table = Table(title=title)
     table.add_column("method, split", no_wrap=True)
+    # Narrow enough for 80 characters.
     table.add_column("noise", no_wrap=True)
-    for column in ("runs", "clean\nF1 %", "exact\n%", "separ-\nable %", "accused\nclean", "missed\nnoisy"):
+    for column in ("runs", "F1 %", "exact\n%", "sep.\n%", "accu-\nsed", "mis-\nsed"):
         table.add_column(column, justify="right", no_wrap=True)
     for method, split in _in_order((r.method, r.split) for r in rows):
         for noise in _in_order(r.noise for r in rows):
             of = [r for r in rows if (r.method, r.split, r.noise) == (method, split, noise)]
             table.add_row(
                 f"{method}, {split.replace('_', ' ')}",
-                noise,
+                noise.removesuffix("metric"),
                 str(len(of)),
                 f"{100 * fmean(r.clean_f1 for r in of):.1f}",
                 f"{100 * fmean(r.accused_clean + r.missed_noisy == 0 for r in of):.0f}",

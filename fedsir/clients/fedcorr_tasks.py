@@ -1,4 +1,4 @@
-"""Client tasks of FedCorr: local training with mixup, its LID and losses, and label correction (methods section 6)."""
+"""Client tasks of FedCorr: local training with mixup, its LID and losses, and label correction (Xu et al. 2022)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work of FedNed: two models of an extremely noisy client, and negative distillation on the server (methods 7)."""
+"""Work of FedNed: two models of an extremely noisy client, and negative distillation on the server (Lu et al. 2024)."""
 
 from __future__ import annotations
 

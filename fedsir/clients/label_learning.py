@@ -1,4 +1,4 @@
-"""Learning the labels of a noisy client along with its model (FedELC, methods section 8; after PENCIL).
+"""Learning the labels of a noisy client along with its model (FedELC, Jiang et al. 2024; after PENCIL).
 
 Every image of the client has label logits u (C,) float32. s = softmax(u) is its current soft label and p the
 network's prediction: the network learns s, while s is pulled towards p and towards the observed label.

@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -137,6 +139,15 @@ class Client:
 
 
 def set_threads(threads: int) -> None:
-    """Intra-op threads of this process; part of what determines bits, see `ExecutionConfig.threads`."""
+    """Threads of torch and of NumPy's linear algebra; part of what determines bits, see `ExecutionConfig.threads`."""
     # Without asking first: `get_num_threads` tells OpenMP's number, and MKL's can be another one (MKL_NUM_THREADS).
     torch.set_num_threads(threads)
+    _linear_algebra().limit(limits=threads)
+
+
+@cache
+def _linear_algebra() -> Any:
+    """Thread pools of the libraries behind NumPy, which do not listen to torch; finding them takes a moment."""
+    from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
+
+    return ThreadpoolController().select(user_api="blas")

@@ -80,7 +80,7 @@ class Recipe:
 def batch_slices(n: int, batch_size: int) -> list[slice]:
     """Slices over a shuffled epoch of n samples; nothing is dropped.
 
-    A last batch of one sample joins the one before: batch statistics of a single image are useless (methods 0.6).
+    A last batch of one sample joins the one before: batch statistics of a single image are useless.
     """
     starts = list(range(0, n, batch_size))
     if len(starts) > 1 and n - starts[-1] == 1:
@@ -97,7 +97,7 @@ def train_locally(
 ) -> LocalUpdate:
     """Train from `weights` on the client's images under `labels` (n,) int64.
 
-    The optimizer starts fresh (methods 0.3). Shuffling and flips come from the client's BATCHES stream; `teacher`
+    The optimizer starts fresh. Shuffling and flips come from the client's BATCHES stream; `teacher`
     (default: `weights`) is only used when the recipe asks for teacher logits.
     """
     runtime, transform = client.runtime, client.runtime.setup.transform
@@ -183,7 +183,7 @@ def forward_pass(client: Client, what: str, flips: NDArray[np.bool_] | None = No
 
 
 def exact_logits(client: Client, weights: FlatWeights) -> Tensor:
-    """Logits (n, C) float64 on the CPU of `weights` on the client's images: eval mode, plain transform (methods S2).
+    """Logits (n, C) float64 on the CPU of `weights` on the client's images: eval mode, plain transform.
 
     Double precision for what follows: in single precision the probabilities of a saturated network coincide.
     """

@@ -1,4 +1,4 @@
-"""Training on two views of every image: FedLSR's local self-regularization (methods section 5).
+"""Training on two views of every image: FedLSR's local self-regularization (Jiang et al. 2022).
 
 z1, z2 are the logits (b, C) of the ordinary training image and of its second view.
 """
@@ -108,6 +108,6 @@ class TwoViewTraining:
         loss = TwoViewLoss(self.settings, self.consistency_weight, self.view, client.runtime.setup.transform)
         recipe = Recipe.within(self.budget, loss)
         update = train_locally(client, broadcast["weights"], self.labels, recipe)
-        # Forward and backward pass of the second view, which counted images do not show (methods section 15).
+        # Forward and backward pass of the second view, which counted images do not show.
         client.work.forwarded += 3 * client.work.trained
         return ClientResult(update)

@@ -1,4 +1,4 @@
-"""Predictive uncertainty of a model by Monte Carlo dropout on its penultimate features (methods S17)."""
+"""Predictive uncertainty of a model by Monte Carlo dropout on its penultimate features (FedNed)."""
 
 from __future__ import annotations
 

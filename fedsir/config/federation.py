@@ -1,4 +1,7 @@
-"""How images are dealt to clients, which clients are noisy and how their labels are corrupted."""
+"""How images are dealt to clients, which clients are noisy and how their labels are corrupted.
+
+Q numbers: fedsir/CHOICES.md.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ LabelMapName = Literal["kermany", "uic_up", "uic_pair_swap", "uic_random_neighbo
 
 
 class PartitionConfig(Section):
-    """Class-wise Dirichlet partition (open question Q30)."""
+    """Class-wise Dirichlet partition (Q30)."""
 
     alpha: PositiveFloat = 2.0
     variant: Literal["multinomial", "split"] = "multinomial"

@@ -48,7 +48,10 @@ class RunConfig(Section):
         return _digest(content)
 
     def condition_identity(self) -> str:
-        """As `identity`, without the method: equal for all methods of a condition and seed."""
+        """16 hex digits, equal for all methods of a condition and seed wherever they may share work.
+
+        Number of rounds and evaluation do not count, but where a run executes does.
+        """
         content = self.model_dump(mode="json", exclude={"name", "method", "evaluation"})
         content["training"].pop("rounds")
         return _digest(content)

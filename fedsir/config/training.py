@@ -24,7 +24,7 @@ class ModelConfig(Section):
 
 
 class OptimizerConfig(Section):
-    """Adam with coupled L2 weight decay, fresh for every client and round (methods 0.3)."""
+    """Adam with coupled L2 weight decay, fresh for every client and round."""
 
     lr: PositiveFloat = 3e-4
     weight_decay: NonNegativeFloat = 5e-4

@@ -1,4 +1,4 @@
-"""A second random view of images that are already a training batch (FedLSR, methods section 5)."""
+"""A second random view of images that are already a training batch (FedLSR, Jiang et al. 2022)."""
 
 from __future__ import annotations
 

@@ -59,6 +59,8 @@ def identification_margin(noisy: NDArray[np.bool_], descriptors: NDArray[np.floa
     descriptors at all. The margin is the lowest score of a noisy client minus the highest score of a clean
     one: positive when a threshold separates the groups, negative by as much as they overlap. Clients without
     descriptors (fewer than two classes) have no score; an empty group gives NaN.
+
+    All three descriptors always count, whatever a method's own fit uses, so that the margins of methods compare.
     """
     scores = client_scores(descriptors)
     scored = np.isfinite(scores)

@@ -1,4 +1,7 @@
-"""Choose the clients that keep correct labels (gamma_k = 0, eq. 1); simulator only, from true counts."""
+"""Choose the clients that keep correct labels (gamma_k = 0, eq. 1); simulator only, from true counts.
+
+Q numbers: fedsir/CHOICES.md.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ def covering_clean_clients(
     class_names: Sequence[str],
     rng: np.random.Generator,
 ) -> CleanClients:
-    """Choose clean clients so that every class has a clean provider (open questions Q25, Q26).
+    """Choose clean clients so that every class has a clean provider (Q25, Q26).
 
     counts: (K, C) true images per client and class. A provider of a class has at least `min_per_class` of its
     images (default min(450, 5 % of the class)); where no client has that many, the client with the most is

@@ -1,7 +1,7 @@
 """Corrupt labels of noisy clients: class-conditional symmetric or asymmetric noise (eq. 2-3).
 
 Both kinds are one mechanism. A transition table gives for every class the classes it may be mistaken for: all
-others (symmetric), one or none (asymmetric), or its neighbours.
+others (symmetric), one or none (asymmetric), or its neighbours. Q numbers: fedsir/CHOICES.md.
 """
 
 from __future__ import annotations

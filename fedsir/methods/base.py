@@ -87,8 +87,8 @@ class Server(Protocol):
     def once(self, key: str, work: Callable[[], V]) -> V:
         """Result of `work`, shared by the runs of one condition and seed whose `key` is the same.
 
-        The key must name every setting that the result depends on; its first word is for people. Later runs get
-        the cost booked as well, so that figures do not depend on the order of runs.
+        The key must name every setting of the method that the result depends on; its first word is for people.
+        Later runs get the cost booked as well, so that of a run's figures only its wall time depends on who was first.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""FedAvg: sample-weighted mean of locally trained models, no noise handling (methods section 1)."""
+"""FedAvg: sample-weighted mean of locally trained models, no noise handling (McMahan et al. 2017)."""
 
 from __future__ import annotations
 

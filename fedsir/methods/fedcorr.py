@@ -1,6 +1,6 @@
 """FedCorr: find noisy clients by the dimensionality of their predictions, correct labels, fine-tune on clean clients.
 
-Three stages (methods section 6): pre-processing identifies and relabels, fine-tuning trains clean clients alone, the
+Three stages (Xu et al. 2022): pre-processing identifies and relabels, fine-tuning trains clean clients alone, the
 usual stage trains everybody on the corrected labels.
 """
 
@@ -25,6 +25,7 @@ from fedsir.methods.registry import MethodEntry
 from fedsir.mixture import high_group
 from fedsir.models.flat import FlatWeights
 from fedsir.seeding import Stream, generator, integer
+from fedsir.spectral.identification import Identification
 
 Share = Annotated[float, Field(strict=True, gt=0, lt=1)]
 
@@ -82,11 +83,10 @@ class FedCorrConfig(MethodConfig):
 @dataclass(frozen=True)
 class FedCorrState(MethodState):
     """accumulated_lid: (K,) float64 Lambda, sum of mean LIDs over pre-processing. noise_levels: (K,) float64 mu,
-    0 for clean clients. noisy: (K,) bool, the latest verdict."""
+    0 for clean clients. identification: the latest verdict of pre-processing."""
 
     accumulated_lid: NDArray[np.float64] = field(kw_only=True)
     noise_levels: NDArray[np.float64] = field(kw_only=True)
-    noisy: NDArray[np.bool_] = field(kw_only=True)
 
 
 class FedCorr:
@@ -103,7 +103,6 @@ class FedCorr:
             weights=server.initial_weights,
             accumulated_lid=np.zeros(clients),
             noise_levels=np.zeros(clients),
-            noisy=np.zeros(clients, dtype=np.bool_),
         )
 
     def round(self, server: Server, state: FedCorrState, t: int) -> FedCorrState:
@@ -111,7 +110,7 @@ class FedCorr:
         if t < preprocessing:
             return self._preprocess(server, state, t)
         if t >= preprocessing + finetuning:
-            return self._train(server, state, t, np.ones_like(state.noisy))
+            return self._train(server, state, t, np.ones_like(state.noise_levels, dtype=np.bool_))
         clean = finetuning_clients(state.noise_levels, self.config.kappa)
         if t == preprocessing and state.noise_levels[clean].max() > self.config.kappa:
             server.note(f"no noise level is at most {self.config.kappa:g}; the lowest fine-tune: {_names(clean)}")
@@ -140,7 +139,10 @@ class FedCorr:
         levels = np.zeros_like(accumulated)
         for k, result in results.items():
             levels[k] = result.update
-        state = replace(state, weights=weights, accumulated_lid=accumulated, noise_levels=levels, noisy=noisy)
+        verdict = Identification.without_spectra(server.federation.num_classes, 1.0 - levels, ~noisy, "lid")
+        state = replace(
+            state, weights=weights, accumulated_lid=accumulated, noise_levels=levels, identification=verdict
+        )
         return state.relabeled(t + 1, _merged(labels, {k: r.state for k, r in results.items()})) if results else state
 
     def _visit(
@@ -167,10 +169,11 @@ class FedCorr:
 
     def _correct_all(self, server: Server, state: FedCorrState, t: int) -> FedCorrState:
         """End of stage 2: noisy clients take every prediction that is certain enough."""
-        if not state.noisy.any():
+        verdict = state.identification
+        if verdict is None or verdict.clean.all():
             return state
         labels, threshold = _labels(server, state), self.config.threshold(server.federation.num_classes)
-        tasks = {k: CorrectAll(labels[k], threshold) for k in _positions(state.noisy)}
+        tasks = {k: CorrectAll(labels[k], threshold) for k in _positions(~verdict.clean)}
         results = server.run_clients(tasks, t, {"weights": state.weights})
         return state.relabeled(t + 1, _merged(labels, {k: r.state for k, r in results.items()}))
 
@@ -179,7 +182,11 @@ class FedCorr:
 
 
 def finetuning_clients(noise_levels: NDArray[np.float64], kappa: float) -> NDArray[np.bool_]:
-    """(K,) bool: clients whose noise level is at most kappa; if none is, the tenth (rounded up) with the lowest."""
+    """(K,) bool: clients whose noise level is at most kappa; if none is, the tenth (rounded up) with the lowest.
+
+    The paper then takes the one client with the smallest level; the tenth is the rule of this package for any empty
+    clean set.
+    """
     chosen = noise_levels <= kappa
     if not chosen.any():
         chosen[np.argsort(noise_levels, kind="stable")[: ceil(0.1 * len(noise_levels))]] = True

@@ -1,5 +1,5 @@
 """FedELC: FedNoRo's warm-up and detection, then the predicted-noisy clients learn their labels end to end
-(methods section 8)."""
+(Jiang et al. 2024)."""
 
 from __future__ import annotations
 

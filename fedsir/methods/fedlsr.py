@@ -1,4 +1,4 @@
-"""FedLSR: local self-regularization by two views of every image; the server only averages (methods section 5)."""
+"""FedLSR: local self-regularization by two views of every image; the server only averages (Jiang et al. 2022)."""
 
 from __future__ import annotations
 

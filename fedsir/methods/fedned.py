@@ -1,4 +1,4 @@
-"""FedNed: find extremely noisy clients by the uncertainty of their models on public images (methods section 7).
+"""FedNed: find extremely noisy clients by the uncertainty of their models on public images (Lu et al. 2024).
 
 Extremely noisy (EN) clients train two models: one on pseudo-labels, which may join the average, and one on their own
 labels, a bad teacher from which negative distillation pushes the global model away.

@@ -1,5 +1,5 @@
 """FedNoRo: noisy clients stand out by the warmed-up model's class losses; then distillation and distance-aware
-averaging hold back their labels (methods section 9)."""
+averaging hold back their labels (Wu et al. 2023)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class FedNoRoConfig(MethodConfig):
         return self
 
     def teacher_weight(self, t: int, rounds: int) -> float:
-        """w(t) = a * exp_ramp(t; begin, end) (methods S8)."""
+        """w(t) = a * exp_ramp(t; begin, end)."""
         begin = stage_rounds(self.ramp_begin, rounds)
         return self.kd_weight * exp_ramp(t, begin, max(begin + 1, stage_rounds(self.ramp_end, rounds)))
 

@@ -1,4 +1,4 @@
-"""FedProx: FedAvg with a quadratic pull of local weights towards the received ones (methods section 2)."""
+"""FedProx: FedAvg with a quadratic pull of local weights towards the received ones (Li et al. 2020)."""
 
 from __future__ import annotations
 

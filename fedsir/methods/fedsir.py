@@ -1,6 +1,6 @@
-"""FedSIR: the predecessor of OCT-FedSIR, as its published code behaves (methods section 10).
+"""FedSIR: the predecessor of OCT-FedSIR, as its published code behaves.
 
-Same stages as OCT-FedSIR; the defaults here are the code's choices:
+Same stages as OCT-FedSIR; the defaults here are the code's choices (point by point: fedsir/CHOICES.md):
 
 - stage I trains by plain cross entropy and takes features from the augmented training loader, classes unbalanced;
 - clients are compared by mean and energy alone, with full covariances, and single-class clients count as (0, 0),
@@ -10,9 +10,9 @@ Same stages as OCT-FedSIR; the defaults here are the code's choices:
 - distillation follows a ramp up to 0.2 with teacher temperature 0.8, and after the first relabelling concerns only
   images on which the criteria disagree; running statistics count as distance.
 
-The preset `faithful` adds the batch size of the code and its residual bases, which are always filled up to L
-directions. Two behaviours are left out: the code stops where no client is clean or a class has no clean provider;
-here the guards of OCT-FedSIR act and say so.
+The preset `faithful` adds the code's batch size in stage I (that of the rounds is the run's) and its residual bases,
+which are always filled up to L directions. Two behaviours are left out: the code stops where no client is clean or a
+class has no clean provider; here the guards of OCT-FedSIR act and say so.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def local_training(
 
 
 def la_objective(server: Server, k: int) -> LogitAdjusted:
-    """Logit-adjusted cross entropy with the prior of client k's observed labels (methods S4, S5)."""
+    """Logit-adjusted cross entropy with the prior of client k's observed labels."""
     counts = np.bincount(server.federation.observed[k], minlength=server.federation.num_classes)
     return LogitAdjusted(la_prior(counts).numpy())
 

@@ -1,4 +1,4 @@
-"""Who is noisy by class-wise losses of the global model; FedNoRo and FedELC share it (methods S3, sections 8, 9)."""
+"""Who is noisy by class-wise losses of the global model; FedNoRo and FedELC share it (Wu et al. 2023)."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from fedsir.mixture import high_group
 from fedsir.models.flat import FlatWeights
 from fedsir.spectral.identification import Identification
 
-# With fewer clients a full covariance over all classes fits noise (methods S3).
+# With fewer clients a full covariance over all classes fits noise.
 _FEW_CLIENTS = 10
 
-# Share of clients that is declared clean when the vote leaves nobody (methods 0.8).
+# Share of clients that is declared clean when the vote leaves nobody.
 _FORCED_CLEAN_SHARE = 0.1
 
 
@@ -86,7 +86,7 @@ def vote_noisy(scaled: NDArray[np.float64], settings: LossDetection) -> Vote:
 
 
 def with_somebody_clean(noisy: NDArray[np.bool_], scores: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """noisy (K,), but if that is everybody, the tenth with the lowest scores (K,) is taken out (methods 0.8)."""
+    """noisy (K,), but if that is everybody, the tenth with the lowest scores (K,) is taken out."""
     if not noisy.all():
         return noisy
     best = np.argsort(scores, kind="stable")[: ceil(_FORCED_CLEAN_SHARE * len(scores))]
@@ -96,11 +96,7 @@ def with_somebody_clean(noisy: NDArray[np.bool_], scores: NDArray[np.float64]) -
 
 
 def detect(losses: NDArray[np.float64], settings: LossDetection) -> Identification:
-    """Verdict from class losses (K, C), NaN for absent classes; `p_clean` is the share of votes for clean.
-
-    There are no spectra here: descriptors and similarity are NaN.
-    """
-    num_clients, num_classes = losses.shape
+    """Verdict from class losses (K, C), NaN for absent classes; `p_clean` is the share of votes for clean."""
     scaled = min_max_scaled(class_loss_matrix(losses))
     vote = vote_noisy(scaled, settings)
     noisy = with_somebody_clean(vote.noisy, scaled.sum(axis=1))
@@ -112,15 +108,7 @@ def detect(losses: NDArray[np.float64], settings: LossDetection) -> Identificati
         notes.append("the vote found nobody clean: the clients with the lowest losses were declared clean.")
     elif not noisy.any():
         notes.append("every client counts as clean.")
-    return Identification(
-        descriptors=np.full((num_clients, 3), np.nan),
-        similarity=np.full((num_clients, num_classes, num_classes), np.nan),
-        p_clean=1.0 - vote.share,
-        clean=~noisy,
-        notes=tuple(notes),
-        split="class_losses",
-        mixture=None,
-    )
+    return Identification.without_spectra(losses.shape[1], 1.0 - vote.share, ~noisy, "class_losses", tuple(notes))
 
 
 def detect_noisy_clients(server: Server, weights: FlatWeights, t: int, settings: LossDetection) -> Identification:

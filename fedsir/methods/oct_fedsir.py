@@ -1,7 +1,7 @@
 """OCT-FedSIR: find clients with unreliable labels from the geometry of their features, relabel, train noise-aware.
 
-Stages and equation numbers are the paper's (methods section 11); where it is silent, settings are named after the
-choice they make and default to the recommended one (open questions Q1-Q24).
+Stages and equation numbers are the paper's (arXiv 2609.14734); where it is silent, settings are named after the choice
+they make, and fedsir/CHOICES.md gives the reason for each default (Q1-Q24).
 """
 
 from __future__ import annotations
@@ -192,7 +192,8 @@ METHOD = MethodEntry(
         "no_kd": {"distillation": {"enabled": False}},
         "no_la": {"logit_adjustment": {"stage_one": False, "clean_clients": False, "noisy_clients": False}},
         "no_daagg": {"aggregation": "sample_weighted"},
-        # The text at its word, without the guards this package adds to it.
+        # The text at its word, without the guards this package adds to it. It names neither covariance nor
+        # regularization of the mixture: those here are scikit-learn's defaults.
         "paper": {
             "init_main": "shared_init",
             "identification": {

@@ -88,9 +88,9 @@ def parse_method_config(value: object) -> MethodConfig:
         value = {"name": value}
     if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
         raise ValueError("expected the name of a method, or a mapping with the key `name`")
-    name, _, variant = value["name"].partition("/")
+    name, slash, variant = value["name"].partition("/")
     settings = {**value, "name": name}
-    if variant:
+    if slash:
         if settings.get("preset") not in (None, variant):
             raise ValueError(f"name says preset {variant!r} and preset says {settings['preset']!r}")
         settings["preset"] = variant

@@ -1,4 +1,4 @@
-"""RHFL: private models, symmetric cross entropy and knowledge exchange on public images (methods section 4).
+"""RHFL: private models, symmetric cross entropy and knowledge exchange on public images (Fang and Ye 2022).
 
 Three modes. `private` is the published method: every client keeps its own model, no parameters are exchanged, and
 the score is the mean over the client models (`MethodState.weights` stays the shared initial state). `hybrid` trains

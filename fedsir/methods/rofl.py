@@ -1,4 +1,4 @@
-"""RoFL: small-loss training with class centroids that clients and server exchange (methods section 3)."""
+"""RoFL: small-loss training with class centroids that clients and server exchange (Yang et al. 2022)."""
 
 from __future__ import annotations
 

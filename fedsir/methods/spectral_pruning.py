@@ -1,4 +1,4 @@
-"""Spectral pruning: identify as OCT-FedSIR does, then FedAvg over the predicted-clean clients (methods section 12).
+"""Spectral pruning: identify as OCT-FedSIR does, then FedAvg over the predicted-clean clients.
 
 The published code trains the pruned federation on true labels; here every method sees observed labels only.
 """

@@ -1,4 +1,7 @@
-"""Settings of the spectral family: every choice in which FedSIR, OCT-FedSIR and their ablations differ has a name."""
+"""Settings of the spectral family: every choice in which FedSIR, OCT-FedSIR and their ablations differ has a name.
+
+Q numbers: fedsir/CHOICES.md.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Stage I, shared by the spectral methods: fine-tune locally, compare class directions, split the clients."""
+"""Stage I, shared by the spectral methods: fine-tune locally, compare class directions, split the clients.
+
+Q numbers: fedsir/CHOICES.md.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Singular value decomposition of one client's features, class by class (eq. 11, 12, 16-19)."""
+"""Singular value decomposition of one client's features, class by class (eq. 11, 12, 16-19).
+
+Q numbers: fedsir/CHOICES.md.
+"""
 
 from __future__ import annotations
 

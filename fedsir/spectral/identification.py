@@ -1,4 +1,7 @@
-"""Who is noisy: two-component split of the clients by their spectral descriptors."""
+"""Who is noisy: two-component split of the clients by their spectral descriptors.
+
+Q numbers: fedsir/CHOICES.md.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +43,8 @@ class MixtureFit:
 class ClientSplit:
     """Who is taken for clean, and how that came about.
 
-    p_clean: (K,) float64 posterior, NaN for clients kept out of the fit. clean: (K,) bool. split: `mixture`,
-    `largest_gap`, or `none` where nothing could be compared. notes: what guard or fallback was used, for people.
+    p_clean: (K,) float64 posterior, NaN for clients kept out of the fit. clean: (K,) bool. notes: what guard or
+    fallback was used, for people. split: `mixture`, `largest_gap`, or `none` where nothing could be compared.
     """
 
     p_clean: NDArray[np.float64]
@@ -53,10 +56,12 @@ class ClientSplit:
 
 @dataclass(frozen=True)
 class Identification:
-    """Verdict of stage I and the numbers that decided it; the other fields as in `ClientSplit`.
+    """A verdict on clients and the numbers that decided it; the other fields as in `ClientSplit`.
 
     descriptors: (K, 3) float64 columns mean, energy, maximum of the off-diagonal similarities; NaN without a
-    pair. similarity: (K, C, C) float64, NaN where a class is unobserved.
+    pair. similarity: (K, C, C) float64, NaN where a class is unobserved. Methods that compare no spectra have other
+    names of `split` and meanings of `p_clean`: `class_losses`, share of votes for clean (FedNoRo, FedELC); `lid`,
+    estimated share of right labels (FedCorr).
     """
 
     descriptors: NDArray[np.float64]
@@ -67,9 +72,22 @@ class Identification:
     split: str
     mixture: MixtureFit | None
 
+    @classmethod
+    def without_spectra(
+        cls,
+        num_classes: int,
+        p_clean: NDArray[np.float64],
+        clean: NDArray[np.bool_],
+        split: str,
+        notes: tuple[str, ...] = (),
+    ) -> Identification:
+        """A verdict (K,) of a method that compares no spectra: descriptors and similarity are NaN."""
+        nothing = np.full((len(clean), num_classes, num_classes), np.nan)
+        return cls(np.full((len(clean), 3), np.nan), nothing, p_clean, clean, notes, split, mixture=None)
+
 
 class IdentificationSettings(Section):
-    """How clients are told apart; the defaults are OCT-FedSIR's (open questions Q1-Q6).
+    """How clients are told apart; the defaults are OCT-FedSIR's (Q1-Q6).
 
     FedSIR: balance false, descriptors (mean, energy), no_pairs zeros, covariance full, regularization 1e-6,
     clean_component first_descriptor.

@@ -1,4 +1,7 @@
-"""Class references from the clean clients' spectra: weighted means of projectors (eq. 20-22)."""
+"""Class references from the clean clients' spectra: weighted means of projectors (eq. 20-22).
+
+Q numbers: fedsir/CHOICES.md.
+"""
 
 from __future__ import annotations
 

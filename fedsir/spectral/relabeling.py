@@ -1,4 +1,7 @@
-"""Correct labels of predicted-noisy clients where two spectral criteria agree (eq. 23-27)."""
+"""Correct labels of predicted-noisy clients where two spectral criteria agree (eq. 23-27).
+
+Q numbers: fedsir/CHOICES.md.
+"""
 
 from __future__ import annotations
 

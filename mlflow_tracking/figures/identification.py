@@ -107,12 +107,12 @@ def descriptor_figure(
     return figure
 
 
-def posterior_figure(p_clean: Array, noisy: Flags, predicted_noisy: Flags | None, label: str) -> Figure:
-    """(K,) share of votes for clean, for methods that judge clients without descriptors."""
+def posterior_figure(p_clean: Array, noisy: Flags, predicted_noisy: Flags | None, label: str, evidence: str) -> Figure:
+    """(K,) `evidence` for clean between 0 and 1, for methods that judge clients without descriptors."""
     figure = new_figure(7.6, max(4.0, 1.8 + 0.17 * len(noisy)), "Verdict per client", label)
     axis = figure.subplots()
     _draw_posterior(axis, p_clean, noisy, predicted_noisy, None)
-    axis.set_xlabel("share of votes for clean")
+    axis.set_xlabel(evidence)
     _status_legend(figure, shapes=predicted_noisy is not None)
     return figure
 

@@ -84,6 +84,7 @@ def refused_run(refused: Callable[..., str], fedsir: Any, store: str) -> Callabl
         ("method=[1]", ("method = [1]", "--set method.name=")),
         ("method=oct_fedsir/no_kf", ("oct_fedsir has no preset 'no_kf'", "Did you mean no_kd?", "Known:")),
         ("method.name=fedavg/fast", ("fedavg has no preset 'fast'", "Known: none.")),
+        ("method=oct_fedsir/", ("oct_fedsir has no preset ''", "Known: equal_steps")),
         ("method.distillation.weight.kind=const", ("method.distillation.weight.kind", "Did you mean constant?")),
         ("method.distillation.weight={kind: constant}", ("method.distillation.weight.value: must be given",)),
         ("model.weights=/nowhere/x.pth", ("/nowhere/x.pth", "no such file")),
@@ -202,6 +203,7 @@ def test_bad_methods(refused: Callable[..., str], methods: str, part: str) -> No
     [
         ("fedavg,oct_fedsir/no_kf", ("oct_fedsir has no preset 'no_kf'", "Did you mean no_kd?")),
         ("all_clean/no_kd", ("no preset 'no_kd'", "Known: none.")),
+        ("oct_fedsir,oct_fedsir/", ("oct_fedsir has no preset ''", "Known: equal_steps")),
         ("oct_fedsir/no_kd,oct_fedsir/no_kd", ("--methods", "once")),
     ],
 )

@@ -110,6 +110,13 @@ def test_other_splits_are_explained_in_their_terms() -> None:
     assert "votes for clean %" in printed(client_table(voted))
     assert "score" not in printed(client_table(voted))
     assert "class losses" in printed(split_table(voted))
+    levels = clients(p_clean=[1.0, 0.7, 0.4, 0.4], score=nothing, log_odds=nothing, mean=nothing, steps=nothing)
+    by_dimension = record(levels, split="lid", mixture=None, threshold=None)
+    assert identification_sentences(by_dimension) == []
+    assert "estimated share of right labels %" in printed(client_table(by_dimension))
+    assert "dimensions of predictions" in printed(split_table(by_dimension))
+    assert "votes" not in printed(client_table(by_dimension), split_table(by_dimension))
+    assert "rule of a plugin" in printed(split_table(record(levels, split="rule of a plugin", mixture=None)))
     alone = record(clients(log_odds=nothing), split="none", mixture=None)
     assert identification_sentences(alone) == []
     assert "nothing could be compared" in printed(split_table(alone))

@@ -127,6 +127,55 @@ def test_settings_of_the_file_survive_when_another_method_is_configured() -> Non
     assert ours.method == load_run_file("demo", []).method
 
 
+def test_presets_of_a_method_differ_from_it_by_nothing_else() -> None:
+    """An ablation must not lose what the file and the command line set for its method."""
+    ours, ablated = _variants(["method.relabeling.every=7"], "oct_fedsir", "oct_fedsir/no_kd")
+    assert (ours.method.label, ablated.method.label) == ("oct_fedsir", "oct_fedsir/no_kd")
+    assert ablated.method.stage_one == load_run_file("demo", []).method.stage_one  # type: ignore[attr-defined]
+    assert ablated.method.relabeling.every == 7
+    assert (ours.method.distillation.enabled, ablated.method.distillation.enabled) == (True, False)
+    left, right = (m.method.model_dump(exclude={"preset", "distillation"}) for m in (ours, ablated))
+    assert left == right
+
+
+@pytest.mark.parametrize("named", ["method.preset=no_kd", "method.name=oct_fedsir/no_kd", "method=oct_fedsir/no_kd"])
+def test_a_label_means_what_it_says_whatever_the_file_names(named: str) -> None:
+    plain, without_kd, without_la = _variants([named], "oct_fedsir", "oct_fedsir/no_kd", "oct_fedsir/no_la")
+    assert [m.method.label for m in (plain, without_kd, without_la)] == [
+        "oct_fedsir", "oct_fedsir/no_kd", "oct_fedsir/no_la"
+    ]  # fmt: skip
+    assert [m.method.distillation.enabled for m in (plain, without_kd, without_la)] == [True, False, True]
+    assert [m.method.logit_adjustment.stage_one for m in (plain, without_kd, without_la)] == [True, True, False]
+
+
+def test_what_a_preset_is_about_wins_over_the_file() -> None:
+    """As in a file from --print-config, which has a value for everything."""
+    spelled_out = ["method.distillation.enabled=true", "method.identification.regularization=0.01"]
+    without_kd, paper = _variants(spelled_out, "oct_fedsir/no_kd", "oct_fedsir/paper")
+    assert not without_kd.method.distillation.enabled
+    assert paper.method.identification.regularization == 1e-6
+
+
+def test_the_family_shares_how_stage_one_trains_and_when_labels_are_corrected() -> None:
+    """Images and budget decide these, so a comparison in which only one method has them would be unfair."""
+    overrides = ["method.relabeling.every=7", "method.relabeling.rule=sr", "method.stage_one.lr=1e-3"]
+    ours, fedsir, pruning = _variants(overrides, "oct_fedsir", "fedsir", "spectral_pruning")
+    assert {m.method.stage_one.lr for m in (ours, fedsir, pruning)} == {1e-3}
+    assert {m.method.stage_one.batch_size for m in (ours, fedsir, pruning)} == {32}
+    assert (fedsir.method.relabeling.every, fedsir.method.relabeling.first) == (7, 1)
+    # What makes them different methods stays different.
+    assert (ours.method.relabeling.rule, fedsir.method.relabeling.rule) == ("sr", "agree")
+    assert fedsir.method.stage_one.transform == "train"
+    assert not fedsir.method.identification.balance
+
+
+def test_naming_a_preset_keeps_the_settings_of_its_method() -> None:
+    chosen = load_run_file("demo", ["method.name=oct_fedsir/equal_steps"]).method
+    expected = load_run_file("demo", ["method.stage_one.length=steps"]).method
+    assert chosen.label == "oct_fedsir/equal_steps"
+    assert chosen.model_dump(exclude={"preset"}) == expected.model_dump(exclude={"preset"})
+
+
 def test_all_clean_is_fedavg_without_noise() -> None:
     (clean,) = _variants(["method.relabeling.every=5"], ALL_CLEAN)
     assert clean.method.name == "fedavg"

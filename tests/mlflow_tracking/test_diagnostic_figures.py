@@ -13,6 +13,7 @@ from PIL import Image
 from fedsir.spectral.identification import IdentificationSettings, MixtureFit, identify
 from mlflow_tracking import figures
 from mlflow_tracking.figures.identification import component_outline
+from mlflow_tracking.identification import evidence
 from mlflow_tracking.relabeling import Relabeled, checkpoint_table, label_flows, margin_counts, margin_medians
 
 LABEL = "PHANTOM DATA"
@@ -98,7 +99,9 @@ def test_awkward_verdicts_are_drawn(case: str, tmp_path: Path) -> None:
         ),
         tmp_path / "descriptors.png",
     )
-    drawn(figures.posterior_figure(verdict.p_clean, noisy, predicted, LABEL), tmp_path / "posterior.png")
+    figure = figures.posterior_figure(verdict.p_clean, noisy, predicted, LABEL, evidence("class_losses"))
+    drawn(figure, tmp_path / "posterior.png")
+    assert figure.axes[0].get_xlabel() == "share of votes for clean"
 
 
 def relabeled(clients: int, classes: int, checkpoints: int, undecided: bool = False) -> Relabeled:

@@ -11,6 +11,7 @@ from fedsir.spectral.identification import Identification, IdentificationSetting
 from mlflow_tracking.identification import (
     component_distances,
     descriptor_table,
+    evidence,
     fitted_scores,
     identification_facts,
     similarity_table,
@@ -121,6 +122,14 @@ def test_facts_name_the_components_in_units_of_the_descriptors() -> None:
     np.testing.assert_allclose([*clean["mean"], clean["weight"]], [0.4, 0.1, 0.25])
     np.testing.assert_allclose([*noisy["mean"], noisy["weight"], noisy["mean_score"]], [0.6, 0.5, 0.75, 1.0])
     json.dumps(facts, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("split", "words"),
+    [("mixture", "posterior"), ("class_losses", "votes"), ("lid", "right labels"), ("of a plugin", "posterior")],
+)
+def test_the_numbers_of_a_verdict_have_a_name(split: str, words: str) -> None:
+    assert words in evidence(split)
 
 
 @pytest.mark.parametrize("case", ["gap", "one client", "all equal", "votes"])

@@ -6,11 +6,13 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from threadpoolctl import threadpool_limits
 
 from fedsir.clients.runtime import set_threads
+from fedsir.spectral.decomposition import class_spectrum
 
 
 @pytest.fixture(autouse=True)
@@ -31,6 +33,22 @@ def test_threads_changed_between_rounds_change_no_bit(lab: Any) -> None:
 
     assert lab.run(config, executor=lab.dispatching(lab.executor, before=meddle)).weights_hash == expected
     assert set(seen) == {1}
+
+
+def test_the_linear_algebra_of_numpy_follows() -> None:
+    """Gram matrices have other bits with other numbers of threads, so spectra would depend on who runs a client."""
+    features = np.random.default_rng(0).random((700, 512))
+
+    def spectrum() -> bytes:
+        found = class_spectrum(features, kappa=10.0, max_residual=12)
+        assert found is not None
+        return found.leading.tobytes() + found.residual.tobytes()
+
+    with threadpool_limits(limits=1, user_api="blas"):
+        expected = spectrum()
+    with threadpool_limits(limits=2, user_api="blas"):
+        set_threads(1)
+        assert spectrum() == expected
 
 
 @pytest.mark.skipif("mkl_get_max_threads" not in torch.__config__.parallel_info(), reason="torch without MKL")

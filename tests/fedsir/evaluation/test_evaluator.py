@@ -80,20 +80,19 @@ def test_with_a_verdict_only_the_clients_it_names_count(lab: Any, condition: Any
     assert np.isnan(list(of(none, "relabel/").values())).all()
 
 
-def test_methods_that_correct_labels_without_a_verdict_report_it(lab: Any) -> None:
-    """FedCorr judges clients anew in every round of pre-processing and leaves no verdict."""
+def test_methods_that_compare_no_spectra_report_verdict_and_corrections(lab: Any) -> None:
     method = {"name": "fedcorr", "tau": 0.3, "relabel_ratio": 1.0}
     recorder = lab.collector()
     config = lab.config(method, training={"rounds": 4})
     result = lab.run(config, recorder=recorder)
     condition = lab.condition(config)
-    assert result.identification is None
     expected = relabeling_figures(
-        condition.truth.labels, condition.federation.observed, result.labels, np.ones(lab.clients, dtype=np.bool_)
+        condition.truth.labels, condition.federation.observed, result.labels, ~result.identification.clean
     )
     last = of(recorder.rounds[-1].metrics, "relabel/")
     assert last == pytest.approx(expected, nan_ok=True)
     assert last["edit"] > 0
+    assert set(of(recorder.rounds[-1].metrics, "ident/")) == {"accuracy", "clean_f1", "noisy_recall", "margin"}
 
 
 def test_the_truth_is_what_figures_are_held_against(lab: Any, condition: Any) -> None:

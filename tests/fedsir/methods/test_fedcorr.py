@@ -234,6 +234,23 @@ def test_the_verdict_follows_the_accumulated_dimension(lab: Any, monkeypatch: py
     assert np.all(np.diff(seen, axis=0) > 0)
 
 
+def test_the_verdict_is_reported_with_the_noise_levels(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last one of pre-processing; relabelling is judged over the clients that it names."""
+    verdicts = iter(([True, True, False, False], [False, True, False, True]))
+    monkeypatch.setattr(fedcorr, "high_group", lambda *_: np.array(next(verdicts), dtype=np.bool_))
+    fix_noise_levels(monkeypatch, 0.6)
+    stages = {"preprocessing": 0.4, "finetuning": 0.3, "usual": 0.3}
+    result, _, recorder = observe(lab, {**LABELS_MOVE, "stages": stages}, rounds=5)
+    assert result.identification.split == "lid"
+    assert result.identification.clean.tolist() == [True, False, True, False]
+    np.testing.assert_allclose(result.identification.p_clean, [1.0, 0.4, 1.0, 0.4])
+    assert np.isnan(result.identification.descriptors).all()
+    assert result.identification.similarity.shape == (4, 4, 4)
+    noisy = lab.condition(lab.config()).truth.noisy
+    right = [np.mean(noisy == [True, True, False, False]), *[np.mean(noisy == [False, True, False, True])] * 4]
+    assert [r.metrics["ident/accuracy"] for r in recorder.rounds] == pytest.approx(right)
+
+
 def test_the_pull_follows_the_last_noise_level(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """None in the first round, then beta mu of clients under suspicion, and none after pre-processing."""
     fix_verdict(monkeypatch, False, True, False, False)
