@@ -145,7 +145,8 @@ def test_run_ends_with_its_table_and_nothing_else(undisturbed: dict[str, Any], b
     assert (ended.code, ended.err) == (0, "")
     lines = ended.out.splitlines()
     title = "demo, oct_fedsir, seed 0 (phantom images), last round"
-    run = r"demo: oct_fedsir, seed 0 \(phantom images\)$|round +\d+(/60: accuracy|: no predicted-clean client|: identification: )"
+    told = "/60: accuracy|: no predicted-clean client|: identification: "
+    run = rf"demo: oct_fedsir, seed 0 \(phantom images\)$|round +\d+({told})"
     rest = rf"note: |[┏┃┡│├└]|recorded in |see it | +{re.escape(title)} +$"
     assert [line for line in lines if not re.match(f"{run}|{rest}", line)] == []
     assert any("wrong labels left %" in line for line in lines)
