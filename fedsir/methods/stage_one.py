@@ -119,7 +119,7 @@ def _evidence(server: Server, settings: StageOneSettings) -> list[str]:
     if small:
         notes.append(
             f"{small} of {len(sizes)} clients hold fewer than {SMALL_CLIENT} images (the smallest {sizes.min()}): "
-            "directions from so few are partly chance, so read the verdict with its margins."
+            "directions from so few are partly chance and look less alike, so read the verdict with its margins."
         )
     if settings.length == "epochs":
         batch_size = settings.batch_size or server.training.batch_size
