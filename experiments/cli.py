@@ -13,6 +13,7 @@ import typer
 
 from experiments.options import ConfigArgument, SetOption
 from experiments.studies.command import study_app
+from experiments.sweeps.command import sweep_app
 from fedsir import __version__
 from fedsir.errors import BadInput, FedsirError
 
@@ -24,7 +25,7 @@ EXIT_FAILURE, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130
 app = typer.Typer(
     help="Federated training of retinal OCT classifiers when some clients hold wrongly annotated images.\n\n"
     "Examples:\n\n    fedsir run\n\n    fedsir compare demo --seeds 0-4\n\n"
-    "    fedsir explain demo-oct_fedsir-s0\n\n    fedsir doctor",
+    "    fedsir sweep run quickstart\n\n    fedsir explain demo-oct_fedsir-s0\n\n    fedsir doctor",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",
@@ -36,6 +37,7 @@ data_app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 app.add_typer(study_app, name="study")
+app.add_typer(sweep_app, name="sweep")
 
 
 @app.callback()

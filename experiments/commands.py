@@ -40,7 +40,7 @@ def run_one(source: str, overrides: Sequence[str], fresh: bool) -> None:
     """Run one run file and print its final table."""
     config = load_run_file(source, overrides)
     console = Console()
-    with _session(console, continues=True) as session:
+    with open_session(console, continues=True) as session:
         label = f"{config.name}: {config.method.label}, seed {config.seed}"
         result = session.run(config, [LiveLine(console, label, Notes(console))], fresh)
         kind = session.dataset(config).kind
@@ -57,7 +57,7 @@ def compare_methods(source: str, overrides: Sequence[str], methods: str, seeds: 
     console = Console()
     notes = Notes(console)
     results: dict[str, list[RunResult]] = {m: [] for m in chosen}
-    with _session(console, continues=True) as session:
+    with open_session(console, continues=True) as session:
         for position in range(len(numbers)):
             for method in chosen:
                 # All of them before the first trains: a seed whose partition is impossible must not come up later.
@@ -92,7 +92,7 @@ def study_identification(
     base = load_run_file(source, overrides)
     path = out or base.work_dir / "studies" / f"identification-{base.name}.csv"
     console = Console()
-    with _session(console, continues=True) as session:
+    with open_session(console, continues=True) as session:
         kind = session.dataset(base).kind
         plan = Plan(methods, noise, alphas, seeds)
         rows = study(session, source, overrides, plan, path, partial(say, console))
@@ -121,7 +121,7 @@ def inspect_data(source: str, overrides: Sequence[str]) -> None:
     """Print what the images are and how the federation deals them."""
     config = load_run_file(source, overrides)
     console = Console()
-    with _session(console) as session:
+    with open_session(console) as session:
         dataset = session.dataset(config)
     from fedsir.data.check import describe
     from fedsir.federation.build import build_federation
@@ -175,7 +175,7 @@ def rebuild_pretext_weights(out: Path) -> None:
 
 
 @contextmanager
-def _session(console: Console, continues: bool = False) -> Iterator[Session]:
+def open_session(console: Console, continues: bool = False) -> Iterator[Session]:
     """A session that ends in order however the command ends; `continues`: whether the command can be taken up."""
     _quiet_libraries()
     try:

@@ -23,10 +23,16 @@ MAX_SEEDS = 1000
 
 def parse_methods(text: str) -> list[str]:
     """Labels from `oct_fedsir,oct_fedsir/no_kd,fedavg`. Raises BadInput for unknown and repeated ones."""
-    known = [*method_names(), ALL_CLEAN]
     chosen = [name.strip() for name in text.split(",") if name.strip()]
+    check_methods(chosen, f"--methods {text}".strip())
+    return chosen
+
+
+def check_methods(chosen: Sequence[str], where: str) -> None:
+    """Raise BadInput, which begins with `where`, unless `chosen` are known labels, each of them once."""
+    known = [*method_names(), ALL_CLEAN]
     if not chosen:
-        raise BadInput(f"--methods: name at least one of {', '.join(known)}.")
+        raise BadInput(f"{where}: name at least one of {', '.join(known)}.")
     for label in chosen:
         name, slash, preset = label.partition("/")
         if name in known and slash:
@@ -34,10 +40,9 @@ def parse_methods(text: str) -> list[str]:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f" Did you mean {near[0]}?" if near else ""
-            raise BadInput(f"--methods {text}: there is no method {name!r}.{hint}\nKnown: {', '.join(known)}.")
+            raise BadInput(f"{where}: there is no method {name!r}.{hint}\nKnown: {', '.join(known)}.")
     if len(set(chosen)) < len(chosen):
-        raise BadInput(f"--methods {text}: name each method once.")
-    return chosen
+        raise BadInput(f"{where}: name each method once.")
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -68,7 +73,8 @@ def variant(source: str, overrides: Sequence[str], base: RunFile, method: str, s
     others = [o for o in overrides if not re.match(r"\s*method\s*[.=]", o)]
     seeded = f"seed={seed}"
     if method == ALL_CLEAN:
-        return load_run_file(source, [*others, seeded, "method.name=fedavg", "federation.noise.type=none"])
+        # Without the ratio and map of the noise that is not there: one run for all noise settings.
+        return load_run_file(source, [*others, seeded, "method.name=fedavg", "federation.noise={type: none}"])
     name, _, preset = method.partition("/")
     # A label means what it says: neither the file's preset nor a setting of the file may take its place.
     chosen = [f"method.name={name}", f"method.preset={preset or 'null'}"]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -60,9 +62,7 @@ def load_run_file(source: str, overrides: Sequence[str]) -> RunFile:
 
     Raises BadInput with the path of the key, the value and what is allowed.
     """
-    values = _read(source)
-    for override in overrides:
-        _apply(values, override)
+    values = _overridden(source, overrides)
     unfilled = sorted(_unfilled(values))
     if unfilled:
         raise BadInput(
@@ -76,6 +76,18 @@ def load_run_file(source: str, overrides: Sequence[str]) -> RunFile:
         return RunFile.model_validate(values)
     except ValidationError as error:
         raise BadInput(f"{source}: the configuration is not valid.\n{explain(error, RunFile)}") from error
+
+
+def missing_keys(source: str, overrides: Sequence[str]) -> list[str]:
+    """Keys that only the user can fill in and that neither the file nor the overrides give, sorted."""
+    return sorted(_unfilled(_overridden(source, overrides)))
+
+
+def _overridden(source: str, overrides: Sequence[str]) -> dict[str, Any]:
+    values = _read(source)
+    for override in overrides:
+        _apply(values, override)
+    return values
 
 
 def _parse_method(value: object) -> MethodConfig:
@@ -105,7 +117,7 @@ def _read(source: str) -> dict[str, Any]:
         path = Path(source)
         name = str(path)
         text = _read_text(path, source)
-    values = _parse_yaml(text, name)
+    values = parse_yaml(text, name)
     if values is None:
         values = {}
     if not isinstance(values, dict):
@@ -114,17 +126,25 @@ def _read(source: str) -> dict[str, Any]:
 
 
 def _read_text(path: Path, source: str) -> str:
-    remedy = f"Give a YAML file or a preset: {', '.join(presets())}."
+    return read_text(path, source, "preset", presets())
+
+
+def read_text(path: Path, source: str, kind: str, known: Sequence[str]) -> str:
+    """Text of a YAML file that the user called `source`; `known`: names of shipped files, each called a `kind`.
+
+    Raises BadInput for anything that is not a readable text file of reasonable size.
+    """
+    remedy = f"Give a YAML file or a {kind}: {', '.join(known)}."
     try:
         if path.exists() and not path.is_file():
             raise BadInput(f"{source} is {'a folder' if path.is_dir() else 'not a regular file'}.\n{remedy}")
         if not path.exists():
-            near = difflib.get_close_matches(source, presets(), n=1)
-            hint = f" Did you mean the preset {near[0]}?" if near else ""
+            near = difflib.get_close_matches(source, known, n=1)
+            hint = f" Did you mean the {kind} {near[0]}?" if near else ""
             raise BadInput(f"no such configuration: {source}.{hint}\n{remedy}")
         size = path.stat().st_size
         if size > MAX_FILE_BYTES:
-            raise BadInput(f"{path} has {size} bytes, a run file at most {MAX_FILE_BYTES}.\n{remedy}")
+            raise BadInput(f"{path} has {size} bytes, a file of settings at most {MAX_FILE_BYTES}.\n{remedy}")
         return path.read_text("utf-8")
     except UnicodeDecodeError as error:
         raise BadInput(f"{path} is not UTF-8 text (byte {error.start}).\n{remedy}") from error
@@ -159,7 +179,14 @@ _Loader.add_implicit_resolver(
 )
 
 
-def _parse_yaml(text: str, name: str) -> Any:
+def parse_yaml(text: str, name: str) -> Any:
+    """Values of a YAML text; `name` is what messages call it. Raises BadInput with line and column."""
+    # Runs of a grid read the same few texts thousands of times; a caller may change what it gets.
+    return copy.deepcopy(_parsed(text, name))
+
+
+@lru_cache(maxsize=1024)
+def _parsed(text: str, name: str) -> Any:
     try:
         return yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
@@ -187,7 +214,7 @@ def _apply(values: dict[str, Any], override: str) -> None:
         if not isinstance(inner, dict):
             raise BadInput(f"--set {override}: {'.'.join(parts[: depth + 1])} is a value, not a section.")
         section = inner
-    value = _parse_yaml(text, f"--set {override}")
+    value = parse_yaml(text, f"--set {override}")
     before = section.get(parts[-1])
     if parts[-1] == "name" and parts[:-1] == ["method"] and before not in (None, value):
         # Settings of the method that the file named do not belong to another one, but to its presets they do.

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from mlflow_tracking.store import Store
 
 
+class RunHeld(BadInput):
+    """Another process is working on this very run."""
+
+
 class Waiting(Protocol):
     """Shows what is being waited for while the context lasts."""
 
@@ -64,7 +68,7 @@ class Session:
         check_execution(config.execution, config.federation.clients)
         check_work_dir(config)
         check_model(config.model, config.data.image_size)
-        self._store(config)
+        self.store(config)
         return build_condition(config, self.dataset(config))
 
     def run(self, config: RunFile, recorders: Sequence[Recorder], fresh: bool = False) -> RunResult:
@@ -79,7 +83,7 @@ class Session:
             executor, device = self._executor(config)
             if fresh:
                 config.checkpoint_file.unlink(missing_ok=True)
-            everyone = [MlflowRecorder(self._store(config)), *recorders]
+            everyone = [MlflowRecorder(self.store(config)), *recorders]
             return coordinator.run(
                 config, condition, executor, everyone, config.checkpoint_file, device, self._shared(config)
             )
@@ -103,7 +107,8 @@ class Session:
             self._memory = (key, {})
         return self._memory[1]
 
-    def _store(self, config: RunFile) -> Store:
+    def store(self, config: RunFile) -> Store:
+        """The store that `config` is recorded in, opened once per session. Raises BadInput."""
         from mlflow_tracking.store import prepare_store
 
         key = (config.tracking.uri, config.tracking.experiment)
@@ -138,6 +143,10 @@ class Session:
             executor.close()
         self._executors.clear()
 
+    def release_workers(self) -> None:
+        """Stop the actors; the next run starts new ones. For use after a failure that may have harmed them."""
+        self._stop()
+
     def close(self) -> None:
         """Stop the actors, and Ray if this session has started it."""
         self._stop()
@@ -156,7 +165,7 @@ def _alone(config: RunFile) -> Iterator[None]:
     try:
         lock.acquire()
     except Timeout:
-        raise BadInput(
+        raise RunHeld(
             f"another process is working on this very run ({config.name}, {config.method.label}, seed {config.seed}).\n"
             "Wait for its end, or change what this run is: --set seed=..., --set work_dir=..."
         ) from None

@@ -30,6 +30,12 @@ PACKAGES = ("fedsir", "torch", "lightning", "ray", "mlflow")
 # Stands where a setting has no meaning, so that every run has the same parameters.
 NONE = "-"
 MAX_VALUE = 250
+MAX_ERROR = 500
+
+
+def error_text(error: BaseException) -> str:
+    """An error as the tag `fedsir.error` holds it."""
+    return f"{type(error).__name__}: {error}"[:MAX_ERROR]
 
 
 def run_name(config: RunConfig) -> str:

@@ -33,6 +33,7 @@ from mlflow_tracking.describe import (
     TAG_RESUMED,
     TAG_RUN_ID,
     TAG_SUPERSEDED,
+    error_text,
     parameters,
     run_name,
     tags,
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
 
 # MLflow refuses larger batches.
 METRICS_PER_BATCH = 1000
-MAX_ERROR = 500
 MAX_DATASET_DIGEST = 36
 
 Point = tuple[str, float, int]  # key, value, step
@@ -214,7 +214,7 @@ class MlflowRecorder:
 
     def _mark_stopped(self, mlflow_id: str, error: BaseException, status: str) -> None:
         try:
-            self._client.set_tag(mlflow_id, TAG_ERROR, f"{type(error).__name__}: {error}"[:MAX_ERROR])
+            self._client.set_tag(mlflow_id, TAG_ERROR, error_text(error))
         finally:
             self._terminate(mlflow_id, status)
 

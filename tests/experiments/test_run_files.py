@@ -182,6 +182,14 @@ def test_all_clean_is_fedavg_without_noise() -> None:
     assert clean.federation.noise.type == "none"
 
 
+def test_all_clean_does_not_depend_on_the_noise_that_it_lacks() -> None:
+    (mild,), (severe,) = (
+        _variants([f"federation.noise={{type: {kind}, ratio: {ratio}, label_map: kermany}}"], ALL_CLEAN)
+        for kind, ratio in (("symmetric", 0.3), ("asymmetric", 0.9))
+    )
+    assert mild.identity() == severe.identity()
+
+
 @given(st.lists(st.integers(0, 10**6), min_size=1, max_size=20, unique=True))
 def test_seeds_as_a_list_are_read_as_written(seeds: list[int]) -> None:
     assert parse_seeds(",".join(map(str, seeds))) == seeds

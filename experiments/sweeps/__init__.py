@@ -1,0 +1,1 @@
+"""`fedsir sweep`: grids of runs."""
