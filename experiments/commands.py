@@ -179,7 +179,7 @@ def open_session(console: Console, continues: bool = False) -> Iterator[Session]
     """A session that ends in order however the command ends; `continues`: whether the command can be taken up."""
     _quiet_libraries()
     try:
-        with _terminated_like_interrupted():
+        with terminated_like_interrupted():
             with waiting(console, "loading torch and Ray"):
                 from experiments.session import Session
             with data_progress(console) as progress:
@@ -195,15 +195,21 @@ def open_session(console: Console, continues: bool = False) -> Iterator[Session]
 
 
 @contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
+def terminated_like_interrupted() -> Iterator[None]:
     """SIGTERM (batch systems, `kill`) ends a command as Ctrl-C does, so that its record gets a terminal status."""
 
+    came: list[int] = []
+
     def stop(number: int, _: FrameType | None) -> None:
+        came.append(number)
         raise SystemExit(128 + number)
 
     before = signal.signal(signal.SIGTERM, stop)
     try:
         yield
+    except SystemExit as stopped:
+        # Where the signal finds Ray waiting, it makes an exit with code 1 of it.
+        raise SystemExit(128 + came[0] if came else stopped.code) from stopped
     finally:
         signal.signal(signal.SIGTERM, before)
 

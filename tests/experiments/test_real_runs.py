@@ -21,6 +21,8 @@ import yaml
 from mlflow.tracking import MlflowClient
 from safetensors import safe_open
 
+from experiments.commands import terminated_like_interrupted
+
 ROUNDS = 60
 SETTINGS = (f"training.rounds={ROUNDS}", "method.relabeling.every=15", "execution.actors=2")
 STOPPED = "fedsir: stopped. The same command continues after the last finished round."
@@ -310,6 +312,19 @@ def test_stopped_run_continues(fedsir: Any, tmp_path: Path, book: Store, undistu
     assert run.info.status == "FINISHED"
     assert run.data.tags["fedsir.resumed"] == "3"
     assert book.rounds(run) == list(range(1, ROUNDS + 1))
+
+
+def test_exit_code_of_a_termination_survives_ray() -> None:
+    """Ray turns an exit that finds it waiting into one with code 1."""
+    with pytest.raises(SystemExit) as ended, terminated_like_interrupted():  # noqa: PT012
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except SystemExit:
+            raise SystemExit(1) from None
+    assert ended.value.code == 143
+    with pytest.raises(SystemExit) as ended, terminated_like_interrupted():
+        raise SystemExit(2)
+    assert ended.value.code == 2
 
 
 def _live_line_is_all_there_is(lines: list[str], after: str) -> None:
