@@ -43,7 +43,7 @@ def check_execution(execution: ExecutionConfig, clients: int) -> None:
                 "there are no actors to share GPUs.\nLeave gpus_per_client out, or set execution.actors to auto."
             )
         return
-    from fedsir.clients.pool import pool_size
+    from fedsir.clients.sizing import pool_size
 
     pool_size(execution, clients, float(os.cpu_count() or 1), float(gpus))
 

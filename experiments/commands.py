@@ -175,15 +175,18 @@ def rebuild_pretext_weights(out: Path) -> None:
 
 
 @contextmanager
-def open_session(console: Console, continues: bool = False) -> Iterator[Session]:
-    """A session that ends in order however the command ends; `continues`: whether the command can be taken up."""
+def open_session(console: Console, continues: bool = False, most_clients: int | None = None) -> Iterator[Session]:
+    """A session that ends in order however the command ends.
+
+    continues: whether the command can be taken up. most_clients: see `Session`.
+    """
     _quiet_libraries()
     try:
         with terminated_like_interrupted():
             with waiting(console, "loading torch and Ray"):
                 from experiments.session import Session
             with data_progress(console) as progress:
-                session = Session(progress, partial(waiting, console))
+                session = Session(progress, partial(waiting, console), most_clients)
                 try:
                     yield session
                 finally:

@@ -6,7 +6,7 @@ import copy
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -51,10 +51,11 @@ class RunFile(RunConfig):
         return self.work_dir / "checkpoints" / f"{self.identity()}.safetensors"
 
 
-def presets() -> list[str]:
+@cache
+def presets() -> tuple[str, ...]:
     """Names of the presets that come with the package."""
     folder = resources.files("experiments") / "presets"
-    return sorted(p.name.removesuffix(".yaml") for p in folder.iterdir() if p.name.endswith(".yaml"))
+    return tuple(sorted(p.name.removesuffix(".yaml") for p in folder.iterdir() if p.name.endswith(".yaml")))
 
 
 def load_run_file(source: str, overrides: Sequence[str]) -> RunFile:

@@ -31,12 +31,14 @@ class Cell:
 class PlannedRun:
     """One run and all cells that its result is for.
 
-    group: number of the first condition and seed that asks for it; runs of a group share images, federation and
-    stage I. missing: settings that must be given before it can run, as `--set` takes them.
+    source: preset or file that the run is based on. group: number of the first condition and seed that asks for it;
+    runs of a group share images, federation and stage I. missing: settings that must be given before it can run, as
+    `--set` takes them.
     """
 
     identity: str
     config: RunFile
+    source: str
     label: str
     group: int
     cells: tuple[Cell, ...]
@@ -96,6 +98,7 @@ def expand(grid: GridFile, only: Sequence[str] = (), overrides: Sequence[str] = 
     found: dict[str, PlannedRun] = {}
     everywhere, scoped = _by_scope(grid, overrides)
     for number, condition in enumerate(_conditions(grid, chosen)):
+        source = _source(grid, condition)
         for cells, config, missing in _condition_runs(grid, chosen, condition, everywhere, scoped):
             for cell in cells:
                 of_seed = config.model_copy(update={"seed": cell.seed})
@@ -106,7 +109,7 @@ def expand(grid: GridFile, only: Sequence[str] = (), overrides: Sequence[str] = 
                     continue
                 group = number * len(chosen[SEED]) + chosen[SEED].index(str(cell.seed))
                 label = " ".join([*_shown(condition, cell.method), cell.method, f"s{cell.seed}"])
-                found[identity] = PlannedRun(identity, of_seed, label, group, (cell,), missing)
+                found[identity] = PlannedRun(identity, of_seed, source, label, group, (cell,), missing)
     if not found:
         raise BadInput("nothing is left to run.\nLeave out --only, or look at `exclude`.")
     # Within a group, runs without noise last: they share nothing with the others but the images.
@@ -169,8 +172,7 @@ def _condition_runs(
 ) -> Iterator[tuple[list[Cell], RunFile, tuple[str, ...]]]:
     """Per method its cells (one per seed), the run of the first of them and what is missing."""
     deciding = next((value for value in condition if value.base is not None), None)
-    source = grid.base if deciding is None else deciding.base
-    assert source is not None  # the grid was checked
+    source = _source(grid, condition)
     overrides = [*grid.set, *(setting for value in condition for setting in value.set), *everywhere]
     overrides += [setting for value in condition for setting in scoped.get(value.label, ())]
     labels = tuple(value.label for value in condition)
@@ -189,6 +191,13 @@ def _condition_runs(
                 yield cells, config.model_copy(update={"name": name}), missing
     except BadInput as error:
         raise BadInput(f"{where}: {error}") from error
+
+
+def _source(grid: GridFile, condition: Sequence[AxisValue]) -> str:
+    """The base of a condition's runs."""
+    source = next((value.base for value in condition if value.base is not None), grid.base)
+    assert source is not None  # the grid was checked
+    return source
 
 
 def _excluded(grid: GridFile, cell: Cell) -> bool:

@@ -90,9 +90,10 @@ class GridFile(Section):
 
 
 def grids() -> list[str]:
-    """Names of the grids that come with the package."""
-    folder = resources.files("experiments") / "grids"
-    return sorted(p.name.removesuffix(".yaml") for p in folder.iterdir() if p.name.endswith(".yaml"))
+    """Names of the grids that come with the package: the YAML files beside this one."""
+    return sorted(
+        p.name.removesuffix(".yaml") for p in resources.files("experiments").iterdir() if p.name.endswith(".yaml")
+    )
 
 
 def load_grid(source: str) -> GridFile:
@@ -101,7 +102,7 @@ def load_grid(source: str) -> GridFile:
     Bases that are paths are relative to the grid file. Raises BadInput that names file, key, value and remedy.
     """
     if source in grids():
-        text, folder = (resources.files("experiments") / "grids" / f"{source}.yaml").read_text("utf-8"), Path()
+        text, folder = (resources.files("experiments") / f"{source}.yaml").read_text("utf-8"), Path()
     else:
         text, folder = read_text(Path(source), source, "grid", grids()), Path(source).parent
     values = parse_yaml(text, source)

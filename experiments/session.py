@@ -1,16 +1,17 @@
-"""What consecutive runs share: decoded images, warm actors and the MLflow store."""
+"""What runs share, one after the other or at the same time: decoded images, warm actors and the MLflow store."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from pathlib import Path
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Protocol
 
 import torch
-from filelock import FileLock, Timeout
 
 from experiments.checks import check_execution, check_model, check_work_dir
+from experiments.claims import ClaimGuard, claim_run
+from experiments.conditions import Conditions
 from experiments.config import RunFile
 from fedsir import coordinator
 from fedsir.clients.executor import Executor, InProcessExecutor
@@ -19,16 +20,17 @@ from fedsir.config.training import ExecutionConfig
 from fedsir.data.dataset import Dataset
 from fedsir.data.load import load_dataset
 from fedsir.data.progress import Progress
-from fedsir.errors import BadInput
+from fedsir.errors import FedsirError
 from fedsir.events import Recorder, RunResult
 from fedsir.server import Memory, RunServer, runtime_setup
 
 if TYPE_CHECKING:
+    from fedsir.clients.pool import ActorPool
     from mlflow_tracking.store import Store
 
 
-class RunHeld(BadInput):
-    """Another process is working on this very run."""
+class FinishedElsewhere(FedsirError):
+    """The store has a finished run of this identity already."""
 
 
 class Waiting(Protocol):
@@ -42,110 +44,159 @@ def _silently(what: str) -> AbstractContextManager[object]:
 
 
 class Session:
-    """Runs run files one after the other; close it to stop the actors."""
+    """Runs run files; threads may run several at once. Close it to stop the actors.
 
-    def __init__(self, progress: Progress | None = None, waiting: Waiting = _silently) -> None:
+    most_clients: the pool of actors is made for federations of up to so many clients, so that smaller ones need no
+    other pool.
+    """
+
+    def __init__(
+        self, progress: Progress | None = None, waiting: Waiting = _silently, most_clients: int | None = None
+    ) -> None:
         self._progress = progress
         self._waiting = waiting
+        self._most_clients = most_clients
+        self._lock = threading.RLock()
         self._datasets: dict[str, Dataset] = {}
-        self._executors: dict[tuple[ExecutionConfig, int], tuple[Executor, str]] = {}
         self._stores: dict[tuple[str, str], Store] = {}
-        self._memory: tuple[str, Memory] = ("", {})
+        self._checked: set[tuple[str, str]] = set()
+        self._conditions = Conditions()
+        self._workers: tuple[tuple[ExecutionConfig, int], ActorPool | InProcessExecutor] | None = None
         self._owns_ray = False
 
     def dataset(self, config: RunFile) -> Dataset:
         """The checked images of a run, decoded once per session."""
         key = config.data.model_dump_json()
-        if key not in self._datasets:
-            self._datasets[key] = load_dataset(config.data, self._progress)
-        return self._datasets[key]
+        with self._lock:
+            if key not in self._datasets:
+                self._datasets[key] = load_dataset(config.data, self._progress)
+            return self._datasets[key]
 
     def check(self, config: RunFile) -> Condition:
         """Everything that can be found wrong before work starts, the quick checks first.
 
         Raises BadInput.
         """
-        check_execution(config.execution, config.federation.clients)
-        check_work_dir(config)
-        check_model(config.model, config.data.image_size)
-        self.store(config)
-        return build_condition(config, self.dataset(config))
+        self._check_quickly(config)
+        with self._condition(config) as (condition, _):
+            return condition
 
-    def run(self, config: RunFile, recorders: Sequence[Recorder], fresh: bool = False) -> RunResult:
+    def run(
+        self, config: RunFile, recorders: Sequence[Recorder], fresh: bool = False, unless_finished: bool = False
+    ) -> RunResult:
         """Run to the last round, recorded in MLflow and by `recorders`; continues an interrupted run.
 
-        `fresh` starts over instead. Raises BadInput before anything is changed, RunFailed afterwards.
+        `fresh` starts over instead. Raises BadInput before anything is changed (RunHeld where another process is at
+        it), RunFailed afterwards; with `unless_finished` FinishedElsewhere where the store has its result already.
         """
         from mlflow_tracking.recorder import MlflowRecorder
+        from mlflow_tracking.states import recorded_state
 
-        condition = self.check(config)
-        with _alone(config):
-            executor, device = self._executor(config)
-            if fresh:
-                config.checkpoint_file.unlink(missing_ok=True)
-            everyone = [MlflowRecorder(self.store(config)), *recorders]
-            return coordinator.run(
-                config, condition, executor, everyone, config.checkpoint_file, device, self._shared(config)
-            )
+        self._check_quickly(config)
+        with claim_run(config) as claims:
+            store = self.store(config)
+            if unless_finished:
+                # Looked up under the claim: before it, another process could still finish the run.
+                known = recorded_state(store, config.identity())
+                if known is not None and known.status == "finished":
+                    raise FinishedElsewhere(f"{config.name} ({config.method.label}, seed {config.seed}) is finished")
+            with self._condition(config) as (condition, memory), self.executor(config) as (executor, device):
+                if fresh:
+                    config.checkpoint_file.unlink(missing_ok=True)
+                everyone = [ClaimGuard(claims, [MlflowRecorder(store, config.tracking)]), *recorders]
+                return coordinator.run(config, condition, executor, everyone, config.checkpoint_file, device, memory)
 
-    def server(self, config: RunFile) -> tuple[RunServer, Condition]:
+    @contextmanager
+    def server(self, config: RunFile) -> Iterator[tuple[RunServer, Condition]]:
         """A server ready for client work outside the rounds of a run, and the condition it serves.
 
         Nothing is recorded. Raises BadInput as `check` does, apart from the store.
         """
         check_execution(config.execution, config.federation.clients)
         check_model(config.model, config.data.image_size)
-        condition = build_condition(config, self.dataset(config))
-        executor, device = self._executor(config)
-        executor.prepare(runtime_setup(config, condition, device))
-        return RunServer(config, condition, executor, self._shared(config)), condition
+        with self._condition(config) as (condition, memory), self.executor(config) as (executor, device):
+            executor.prepare(runtime_setup(config, condition, device))
+            yield RunServer(config, condition, executor, memory), condition
 
-    def _shared(self, config: RunFile) -> Memory:
-        """What runs of one condition and seed share, such as stage I; of the latest condition only."""
-        key = config.condition_identity()
-        if self._memory[0] != key:
-            self._memory = (key, {})
-        return self._memory[1]
+    def _check_quickly(self, config: RunFile) -> None:
+        checks: dict[str, tuple[str, Callable[[], None]]] = {
+            "execution": (
+                f"{config.federation.clients} {config.execution.model_dump_json()}",
+                lambda: check_execution(config.execution, config.federation.clients),
+            ),
+            "work_dir": (str(config.work_dir), lambda: check_work_dir(config)),
+            "model": (
+                f"{config.data.image_size} {config.model.model_dump_json()}",
+                lambda: check_model(config.model, config.data.image_size),
+            ),
+        }
+        with self._lock:
+            for kind, (key, check) in checks.items():
+                # Once per session: these depend on the machine and on little else.
+                if (kind, key) not in self._checked:
+                    check()
+                    self._checked.add((kind, key))
+            self.store(config)
+
+    def _condition(self, config: RunFile) -> AbstractContextManager[tuple[Condition, Memory]]:
+        return self._conditions.using(
+            config.condition_identity(), lambda: build_condition(config, self.dataset(config))
+        )
 
     def store(self, config: RunFile) -> Store:
         """The store that `config` is recorded in, opened once per session. Raises BadInput."""
         from mlflow_tracking.store import prepare_store
 
         key = (config.tracking.uri, config.tracking.experiment)
-        if key not in self._stores:
-            with self._waiting("opening the MLflow store"):
-                self._stores[key] = prepare_store(config.tracking)
-        return self._stores[key]
+        with self._lock:
+            if key not in self._stores:
+                with self._waiting("opening the MLflow store"):
+                    self._stores[key] = prepare_store(config.tracking)
+            return self._stores[key]
 
-    def _executor(self, config: RunFile) -> tuple[Executor, str]:
-        key = (config.execution, config.federation.clients)
-        if key not in self._executors:
-            # One pool at a time: actors of another layout would hold memory for nothing.
-            self._stop()
-            with self._waiting("starting the workers"):
-                self._executors[key] = self._start(config.execution, config.federation.clients)
-        return self._executors[key]
+    @contextmanager
+    def executor(self, config: RunFile) -> Iterator[tuple[Executor, str]]:
+        """Workers for one run and their device: a lane of the warm pool, or this process."""
+        workers = self.workers(config)
+        if isinstance(workers, InProcessExecutor):
+            cuda = config.execution.device == "cuda"
+            cuda = cuda or (config.execution.device == "auto" and torch.cuda.is_available())
+            yield workers, "cuda" if cuda else "cpu"
+            return
+        lane = workers.lane()
+        try:
+            yield lane, workers.device
+        finally:
+            lane.close()
 
-    def _start(self, execution: ExecutionConfig, clients: int) -> tuple[Executor, str]:
+    def workers(self, config: RunFile) -> ActorPool | InProcessExecutor:
+        """What serves runs with this configuration's execution settings, started where it is not running yet.
+
+        One pool at a time: actors of another layout would hold memory for nothing. Threads must not ask for
+        different layouts at once.
+        """
+        key = (config.execution, self._most_clients or config.federation.clients)
+        with self._lock:
+            if self._workers is None or self._workers[0] != key:
+                self._stop()
+                with self._waiting("starting the workers"):
+                    self._workers = (key, self._start(*key))
+            return self._workers[1]
+
+    def _start(self, execution: ExecutionConfig, clients: int) -> ActorPool | InProcessExecutor:
         if execution.actors == "in-process":
-            cuda = execution.device == "cuda" or (execution.device == "auto" and torch.cuda.is_available())
-            return InProcessExecutor(), "cuda" if cuda else "cpu"
+            return InProcessExecutor()
         import ray
 
         from fedsir.clients.pool import ActorPool
 
         self._owns_ray = self._owns_ray or not ray.is_initialized()
-        pool = ActorPool(execution, clients)
-        return pool, pool.device
+        return ActorPool(execution, clients)
 
     def _stop(self) -> None:
-        for executor, _ in self._executors.values():
-            executor.close()
-        self._executors.clear()
-
-    def release_workers(self) -> None:
-        """Stop the actors; the next run starts new ones. For use after a failure that may have harmed them."""
-        self._stop()
+        if self._workers is not None:
+            self._workers[1].close()
+            self._workers = None
 
     def close(self) -> None:
         """Stop the actors, and Ray if this session has started it."""
@@ -156,22 +207,3 @@ class Session:
             # Not left to the end of the interpreter, where Ray may crash while actors still start.
             ray.shutdown()
             self._owns_ray = False
-
-
-@contextmanager
-def _alone(config: RunFile) -> Iterator[None]:
-    """Two processes on one run would overwrite each other's checkpoint and write into the same MLflow run."""
-    lock = FileLock(config.checkpoint_file.with_suffix(".lock"), timeout=0)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise RunHeld(
-            f"another process is working on this very run ({config.name}, {config.method.label}, seed {config.seed}).\n"
-            "Wait for its end, or change what this run is: --set seed=..., --set work_dir=..."
-        ) from None
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            Path(lock.lock_file).unlink()
-        lock.release()

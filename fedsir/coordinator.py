@@ -14,6 +14,7 @@ import numpy as np
 
 from fedsir import checkpoint
 from fedsir.clients.executor import Executor
+from fedsir.clients.runtime import set_threads
 from fedsir.condition import Condition
 from fedsir.config.run import RunConfig
 from fedsir.data.dataset import Dataset
@@ -70,6 +71,8 @@ def run(
     # Files can change behind an unchanged configuration; a state trained on other images must not be continued.
     identity = f"{config.identity()}-{dataset.digest[:16]}"
     kept = _load_progress(checkpoint_file, identity, method)
+    # The server computes in this process; its bits depend on threads as those of clients do.
+    set_threads(config.execution.threads)
     executor.prepare(runtime_setup(config, condition, device))
     server = RunServer(config, condition, executor, memory)
     announce = _Announcer(recorders)

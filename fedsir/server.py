@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -53,8 +56,30 @@ class RoundCosts:
         self.notes += other.notes
 
 
-Memory = MutableMapping[str, Any]
-"""Results that runs of one condition and seed share, by what determines them; see `Server.once`."""
+class Memory:
+    """Results that runs of one condition and seed share, by what determines them; see `Server.once`.
+
+    Runs may ask at the same time: the first computes, the others wait for it.
+    """
+
+    def __init__(self) -> None:
+        self._results: dict[str, tuple[Any, RoundCosts]] = {}
+        self._locks: dict[str, threading.Lock] = defaultdict(threading.Lock)
+
+    @property
+    def results(self) -> Mapping[str, tuple[Any, RoundCosts]]:
+        """What is remembered, and what it took."""
+        return self._results
+
+    @contextmanager
+    def only_one(self, key: str) -> Iterator[None]:
+        """Whoever computes or reads a result is alone with it."""
+        with self._locks[key]:
+            yield
+
+    def keep(self, key: str, result: Any, costs: RoundCosts) -> None:
+        """Remember a result and what it took."""
+        self._results[key] = (result, costs)
 
 
 class RunServer:
@@ -98,16 +123,18 @@ class RunServer:
     def once(self, key: str, work: Callable[[], V]) -> V:
         if self._memory is None:
             return work()
-        if key not in self._memory:
-            before, self.costs = self.costs, RoundCosts()
-            try:
-                result = work()
-            finally:
-                own, self.costs = self.costs, before
-            self._memory[key] = (result, own)
-        else:
-            self.note(f"{key.split(' ')[0]}: taken from an earlier run of this condition; its cost counts here too")
-        result, own = self._memory[key]
+        with self._memory.only_one(key):
+            known: tuple[V, RoundCosts] | None = self._memory.results.get(key)
+            if known is None:
+                before, self.costs = self.costs, RoundCosts()
+                try:
+                    result = work()
+                finally:
+                    own, self.costs = self.costs, before
+                self._memory.keep(key, result, own)
+            else:
+                # Booked as if it had been done here: a record must not depend on which run came first.
+                result, own = known
         self.costs.add(own)
         return result
 

@@ -1,4 +1,7 @@
-"""Writes the files of a run into a folder, from where the recorder hands them to MLflow."""
+"""Writes the files of a run into a folder, from where the recorder hands them to MLflow.
+
+Everything but the figures (`mlflow_tracking.drawings`), so that a record without them does without matplotlib.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +18,20 @@ from safetensors.numpy import save_file
 from fedsir.events import RunResult, RunStarted
 from fedsir.federation.report import federation_table
 from fedsir.spectral.identification import Identification
-from mlflow_tracking import figures, tables
-from mlflow_tracking.describe import condition_name, plot_label, tags
-from mlflow_tracking.identification import descriptor_table, evidence, identification_facts, similarity_table
+from mlflow_tracking import tables
+from mlflow_tracking.describe import condition_name, versions
+from mlflow_tracking.identification import (
+    compares_spectra,
+    descriptor_table,
+    identification_facts,
+    method_settings,
+    similarity_table,
+)
 from mlflow_tracking.relabeling import (
     Relabeled,
     checkpoint_table,
     flow_table,
-    label_flows,
     margin_counts,
-    margin_medians,
     margin_table,
     outcome_table,
     reference_table,
@@ -32,36 +39,26 @@ from mlflow_tracking.relabeling import (
     relabeled_clients_table,
 )
 
+# A PyYAML built without libyaml writes the same values, more slowly.
+DUMPER = yaml.CSafeDumper if yaml.__with_libyaml__ else yaml.SafeDumper
+
 
 def write_start(event: RunStarted, folder: Path) -> None:
-    """Resolved configuration, and the federation as CSV and heat map."""
-    config = yaml.safe_dump(event.config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    """Resolved configuration, and the federation as CSV."""
+    values = event.config.model_dump(mode="json")
+    config = yaml.dump(values, Dumper=DUMPER, sort_keys=False, allow_unicode=True)
     (folder / "config.yaml").write_text(config, encoding="utf-8")
-    target = _subfolder(folder, "federation")
-    federation, truth = event.federation, event.truth
-    federation_table(federation, truth).to_csv(target / "federation.csv")
-    figures.save_png(
-        figures.counts_figure(
-            tables.class_counts(truth.labels, federation.num_classes),
-            federation.observed_counts(),
-            truth.noisy,
-            federation.class_names,
-            plot_label(event),
-        ),
-        target / "counts.png",
-    )
+    federation_table(event.federation, event.truth).to_csv(subfolder(folder, "federation") / "federation.csv")
 
 
 def write_finish(event: RunStarted, result: RunResult, notes: Mapping[int, Sequence[str]], folder: Path) -> None:
-    """Evaluation, identification, relabelling, labels, summary and weights of the finished run.
+    """Evaluation, identification, relabelling, labels and summary of the finished run.
 
     notes: what guards and fallbacks said, by finished rounds.
     """
-    federation, truth, label = event.federation, event.truth, plot_label(event)
-    names = federation.class_names
-    evaluation = _subfolder(folder, "evaluation")
-    figures.save_png(figures.confusion_figure(result.confusion, names, label), evaluation / "confusion.png")
-    tables.class_table(result.confusion, names).to_csv(evaluation / "per_class.csv", index=False)
+    federation, truth = event.federation, event.truth
+    evaluation = subfolder(folder, "evaluation")
+    tables.class_table(result.confusion, federation.class_names).to_csv(evaluation / "per_class.csv", index=False)
     tables.client_table(federation, truth, result.labels, result.predicted_noisy, result.identification).to_csv(
         folder / "clients.csv", index=False
     )
@@ -69,63 +66,49 @@ def write_finish(event: RunStarted, result: RunResult, notes: Mapping[int, Seque
         folder / "labels.csv", index=False, float_format="%.6g"
     )
     if result.identification is not None:
-        _write_identification(event, result, result.identification, _subfolder(folder, "identification"))
+        _write_identification(event, result, result.identification, subfolder(folder, "identification"))
     done = relabeled(federation, truth, result)
     if done is not None:
-        _write_relabeling(done, result, label, _subfolder(folder, "relabeling"))
-    if result.weights is not None:
-        weights = {name: value.copy() for name, value in result.schema.named(result.weights)}
-        save_file(weights, _subfolder(folder, "weights") / "last.safetensors", metadata={"sha256": result.weights_hash})
+        _write_relabeling(done, result, subfolder(folder, "relabeling"))
     _write_json(folder / "summary.json", _summary(event, result, notes))
 
 
+def write_weights(result: RunResult, folder: Path) -> None:
+    """The last weights under their `state_dict` names; nothing for methods without a global model."""
+    if result.weights is not None:
+        weights = {name: value.copy() for name, value in result.schema.named(result.weights)}
+        save_file(weights, subfolder(folder, "weights") / "last.safetensors", metadata={"sha256": result.weights_hash})
+
+
 def _write_identification(event: RunStarted, result: RunResult, verdict: Identification, target: Path) -> None:
-    """The verdict on clients; similarities and descriptors only for methods that compare spectra."""
-    noisy, label = event.truth.noisy, plot_label(event)
-    settings = result.config.method.model_dump(mode="json")
-    settings["training"] = result.config.training.model_dump(mode="json")
-    table = descriptor_table(verdict, event.federation.sizes, noisy, settings)
+    """The verdict on clients; similarities only for methods that compare spectra."""
+    settings = method_settings(result.config)
+    table = descriptor_table(verdict, event.federation.sizes, event.truth.noisy, settings)
     table.to_csv(target / "descriptors.csv", index=False)
     facts = identification_facts(verdict, table, settings)
     facts["figures"] = {key: _number(value) for key, value in result.identification_figures.items()}
     _write_json(target / "identification.json", facts)
-    names, predicted = event.federation.class_names, result.predicted_noisy
-    if not np.isfinite(verdict.similarity).any():
-        posterior = figures.posterior_figure(verdict.p_clean, noisy, predicted, label, evidence(verdict.split))
-        figures.save_png(posterior, target / "posterior.png")
-        return
-    similarity_table(verdict.similarity, names).to_csv(target / "similarity.csv", index=False)
-    figures.save_png(
-        figures.similarity_figure(verdict.similarity, noisy, predicted, names, label), target / "similarity.png"
-    )
-    descriptors = figures.descriptor_figure(
-        verdict.descriptors, verdict.p_clean, noisy, predicted, label, verdict.mixture, facts["threshold"]
-    )
-    figures.save_png(descriptors, target / "descriptors.png")
+    if compares_spectra(verdict):
+        similarity_table(verdict.similarity, event.federation.class_names).to_csv(
+            target / "similarity.csv", index=False
+        )
 
 
-def _write_relabeling(done: Relabeled, result: RunResult, label: str, target: Path) -> None:
+def _write_relabeling(done: Relabeled, result: RunResult, target: Path) -> None:
     """What relabelling did; margins and references only for methods that have them."""
-    checkpoints = checkpoint_table(done)
-    checkpoints.to_csv(target / "checkpoints.csv", index=False)
+    checkpoint_table(done).to_csv(target / "checkpoints.csv", index=False)
     relabeled_clients_table(done).to_csv(target / "clients.csv", index=False)
     outcome_table(done).to_csv(target / "outcomes.csv", index=False)
     flow_table(done).to_csv(target / "flow.csv", index=False)
-    figures.save_png(figures.checkpoint_figure(checkpoints, label), target / "checkpoints.png")
-    title = f"Labels of {len(done.clients)} clients, relabelled after round {done.checkpoints[-1][0]}"
-    flows = label_flows(done, done.corrected)
-    figures.save_png(figures.flow_figure(flows, done.class_names, title, label), target / "flow.png")
     histogram = margin_counts(done)
     if histogram is not None:
         margin_table(*histogram).to_csv(target / "margins.csv", index=False)
-        figures.save_png(figures.margin_figure(*histogram, margin_medians(done), label), target / "margins.png")
     if result.references is not None:
         reference_table(result.references).to_csv(target / "references.csv", index=False)
 
 
 def _summary(event: RunStarted, result: RunResult, notes: Mapping[int, Sequence[str]]) -> dict[str, Any]:
     dataset, verdict = event.dataset, result.identification
-    versions = {k.removeprefix("version."): v for k, v in tags(event).items() if k.startswith("version.")}
     return {
         "run_id": event.run_id,
         "name": result.config.name,
@@ -155,7 +138,7 @@ def _summary(event: RunStarted, result: RunResult, notes: Mapping[int, Sequence[
         "weights_sha256": result.weights_hash,
         "parameters": result.schema.num_parameters,
         "seconds": _number(result.seconds),
-        "versions": versions,
+        "versions": versions(),
     }
 
 
@@ -169,7 +152,8 @@ def _number(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def _subfolder(folder: Path, name: str) -> Path:
+def subfolder(folder: Path, name: str) -> Path:
+    """`folder/name`, created if missing."""
     path = folder / name
     path.mkdir(exist_ok=True)
     return path

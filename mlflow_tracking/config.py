@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
-from fedsir.config.base import Section
+from fedsir.config.base import NonNegativeFloat, Section
 
 DEFAULT_URI = "sqlite:///fedsir-runs/mlflow.db"
 DATABASE_SCHEMES = ("postgresql", "mysql", "mssql")
@@ -15,14 +15,21 @@ SERVER_SCHEMES = ("http", "https")
 
 
 class TrackingConfig(Section):
-    """An MLflow store and the experiment in it.
+    """An MLflow store, the experiment in it, and how much of a run is recorded; nothing here changes a result.
 
     `uri`: `sqlite:///FOLDER/FILE.db` (artifacts go to `FOLDER/artifacts`), the address of a tracking server
     (`http://HOST:5000`), or a database that MLflow reaches directly (`postgresql://...`).
+    `figures`: draw the PNG files. The CSV and JSON files with the same data are written in any case.
+    `weights`: keep the last weights as an artifact. Their hash is kept in any case.
+    `flush_seconds`: a round is sent at once if the store has heard nothing of its run for this long, otherwise with
+    later ones or the end of the run; 0 sends every round at once. What a crash leaves unsent is sent on resuming.
     """
 
     uri: str = Field(default=DEFAULT_URI, description="SQLite file or MLflow tracking server")
     experiment: str = Field(default="fedsir", min_length=1, description="MLflow experiment of the runs")
+    figures: bool = Field(default=True, strict=True, description="draw the figures (PNG); their data is always written")
+    weights: bool = Field(default=True, strict=True, description="store the last weights of a run")
+    flush_seconds: NonNegativeFloat = Field(default=5.0, description="least time between sending rounds")
 
     @field_validator("uri")
     @classmethod

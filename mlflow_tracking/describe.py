@@ -133,7 +133,7 @@ def tags(event: RunStarted) -> dict[str, str]:
         TAG_DATA_KIND: dataset.kind,
         TAG_FEDERATION: federation_digest(event.federation),
         "fedsir.host": platform.node(),
-        **{f"version.{package}": _version(package) for package in PACKAGES},
+        **{f"version.{package}": number for package, number in versions().items()},
         "mlflow.source.name": "fedsir",
         "mlflow.note.content": note(event),
     }
@@ -165,6 +165,11 @@ def federation_digest(federation: Federation) -> str:
         digest.update(indices.astype("<i8").tobytes())
         digest.update(observed.astype("<i8").tobytes())
     return digest.hexdigest()[:16]
+
+
+def versions() -> dict[str, str]:
+    """What is installed of `PACKAGES`."""
+    return {package: _version(package) for package in PACKAGES}
 
 
 @cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 
 from fedsir.spectral.descriptors import DESCRIPTOR_NAMES, standardized
 from fedsir.spectral.identification import Identification, MixtureFit
+
+if TYPE_CHECKING:
+    from fedsir.config.run import RunConfig
 
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -22,6 +25,21 @@ _EVIDENCE = {"class_losses": "share of votes for clean", "lid": "estimated share
 def evidence(split: str) -> str:
     """What `p_clean` is in a verdict by this `split` (see `fedsir.spectral.identification.Identification`)."""
     return _EVIDENCE.get(split, "posterior of being clean")
+
+
+def compares_spectra(verdict: Identification) -> bool:
+    """Whether the verdict has class similarities, and so descriptors."""
+    return bool(np.isfinite(verdict.similarity).any())
+
+
+def method_settings(config: RunConfig) -> dict[str, Any]:
+    """The method's configuration as plain values, with the run's as `training`."""
+    return {**config.method.model_dump(mode="json"), "training": config.training.model_dump(mode="json")}
+
+
+def judging_settings(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """How the method judges clients, from its `method_settings`; empty for methods without such settings."""
+    return settings.get("identification") or {}
 
 
 def similarity_table(similarity: Array, class_names: Sequence[str]) -> pd.DataFrame:
@@ -43,8 +61,7 @@ def descriptor_table(
     logarithm of clean to noisy, which does not saturate as the posterior does. distance_clean, distance_noisy:
     Mahalanobis distances to the two components. The last three are empty for clients outside a mixture.
 
-    settings: the method's configuration as plain values, with the run's as `training`; spectral methods have
-    `identification` and `stage_one` in it.
+    settings: see `method_settings`; spectral methods have `identification` and `stage_one` in them.
     """
     nothing = np.full(len(sizes), np.nan)
     distances, log_odds = np.stack([nothing, nothing]), nothing
@@ -53,7 +70,7 @@ def descriptor_table(
         distances, log_odds = component_distances(verdict.mixture, z)
         score = z.mean(axis=1)
     else:
-        chosen = (settings.get("identification") or {}).get("descriptors") or DESCRIPTOR_NAMES
+        chosen = judging_settings(settings).get("descriptors") or DESCRIPTOR_NAMES
         score = standardized(verdict.descriptors[:, [DESCRIPTOR_NAMES.index(name) for name in chosen]]).mean(axis=1)
     return pd.DataFrame(
         {
@@ -126,7 +143,7 @@ def identification_facts(verdict: Identification, table: pd.DataFrame, settings:
     gap: lowest score of a client judged noisy minus the highest of one judged clean; none with one group only.
     Of a component, `mean` is in units of the descriptors, the rest in z-scores.
     """
-    judged = settings.get("identification") or {}
+    judged = judging_settings(settings)
     noisy = table["predicted_noisy"].to_numpy(dtype=bool)
     score = table["score"].to_numpy(dtype=np.float64)
     low, high = score[noisy & np.isfinite(score)], score[~noisy & np.isfinite(score)]

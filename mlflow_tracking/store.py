@@ -8,8 +8,9 @@ import os
 import socket
 import sqlite3
 import tempfile
+import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
@@ -30,25 +31,31 @@ PAGE = 1000
 
 @dataclass(frozen=True)
 class Store:
-    """An opened store. The client carries its own URI, so MLflow's process-wide settings never matter."""
+    """An opened store. The client carries its own URI, so MLflow's process-wide settings never matter.
+
+    lock: held by whoever uses the client. Threads that wrote to SQLite at once would wait for each other anyway,
+    but by polling with a time limit, and MLflow's cache of artifact folders has no lock of its own.
+    """
 
     uri: str
     experiment: str
     experiment_id: str
     client: MlflowClient
+    lock: threading.RLock = field(default_factory=threading.RLock, compare=False, repr=False)
 
     def runs(self, filter_string: str = "") -> list[Run]:
         """All runs of the experiment that pass MLflow's `filter_string`, newest first."""
         found: list[Run] = []
         token: str | None = None
         while True:
-            page = self.client.search_runs(
-                [self.experiment_id],
-                filter_string,
-                max_results=PAGE,
-                order_by=["attributes.start_time DESC"],
-                page_token=token,
-            )
+            with self.lock:
+                page = self.client.search_runs(
+                    [self.experiment_id],
+                    filter_string,
+                    max_results=PAGE,
+                    order_by=["attributes.start_time DESC"],
+                    page_token=token,
+                )
             found.extend(page)
             token = page.token
             if not token:

@@ -255,7 +255,7 @@ def local_ray() -> Iterator[None]:
     """A local Ray that counts enough CPUs for several small pools to stay up side by side."""
     import ray
 
-    from fedsir.clients.pool import start_ray
+    from fedsir.clients.local_ray import start_ray
 
     if ray.is_initialized():
         ray.shutdown()

@@ -121,8 +121,8 @@ def _identify(session: Session, config: RunFile, label: str) -> list[Row]:
     if not isinstance(config.method, IdentifyingConfig):
         raise TypeError(f"{label} has no stage I")
     settings = config.method.identification
-    server, condition = session.server(config)
-    state = find_method(config.method.name).build(config.method).begin(server)
+    with session.server(config) as (server, condition):
+        state = find_method(config.method.name).build(config.method).begin(server)
     seconds = time.perf_counter() - begin
     truth, federation = condition.truth, condition.federation
     flipped = flipped_counts(truth.labels, federation.observed)

@@ -30,21 +30,35 @@ ShardOption = Annotated[
     str | None, typer.Option("--shard", help="Part of the grid for this process, e.g. 1/2; the others take the rest.")
 ]
 LimitOption = Annotated[int | None, typer.Option("--limit", min=1, help="Stop after this many runs.")]
+InFlightOption = Annotated[
+    int | None,
+    typer.Option("--in-flight", min=1, help="Runs at the same time; default: as many as memory and workers allow."),
+]
+QuietOption = Annotated[
+    bool, typer.Option("--quiet", help="For logs: failures, and otherwise a line of counts at most once a minute.")
+]
+CalibrateOption = Annotated[
+    bool, typer.Option("--calibrate", help="Measure this machine for a few seconds and estimate the time.")
+]
 
 
 @sweep_app.command()
-def plan(grid: GridArgument, only: OnlyOption = None, overrides: GridSetOption = None) -> None:
-    """Count conditions and runs, and say what is missing to run them; reads no images.
+def plan(
+    grid: GridArgument, only: OnlyOption = None, overrides: GridSetOption = None, calibrate: CalibrateOption = False
+) -> None:
+    """Count conditions and runs, and say what they share, need and lack; reads no images.
+
+    Exit code 1 if runs cannot work for reasons that are known already.
 
     Examples:
 
-        fedsir sweep plan paper
+        fedsir sweep plan paper --calibrate
 
         fedsir sweep plan paper --only task=kermany --set kermany.data.root=/data/OCT2017
     """
     from experiments.sweeps.commands import plan_grid
 
-    plan_grid(grid, only or [], overrides or [])
+    _end(plan_grid(grid, only or [], overrides or [], calibrate))
 
 
 @sweep_app.command()
@@ -53,6 +67,8 @@ def run(
     only: OnlyOption = None,
     limit: LimitOption = None,
     shard: ShardOption = None,
+    in_flight: InFlightOption = None,
+    quiet: QuietOption = False,
     overrides: GridSetOption = None,
 ) -> None:
     """Run what the record lacks; finished and failed runs are left alone, interrupted ones continue.
@@ -65,11 +81,9 @@ def run(
 
         fedsir sweep run rehearsal --only task=wake_forest --only method=oct_fedsir --only method=fedavg
 
-        fedsir sweep run rehearsal --shard 1/2
+        fedsir sweep run rehearsal --shard 1/2 --quiet
     """
-    from experiments.sweeps.commands import run_grid
-
-    _end(run_grid(grid, only or [], overrides or [], shard, limit))
+    _run(grid, only, overrides, shard, limit, in_flight, quiet, retry=False)
 
 
 @sweep_app.command()
@@ -78,6 +92,8 @@ def retry(
     only: OnlyOption = None,
     limit: LimitOption = None,
     shard: ShardOption = None,
+    in_flight: InFlightOption = None,
+    quiet: QuietOption = False,
     overrides: GridSetOption = None,
 ) -> None:
     """Run again what has failed, and nothing else.
@@ -86,9 +102,7 @@ def retry(
 
         fedsir sweep retry rehearsal
     """
-    from experiments.sweeps.commands import run_grid
-
-    _end(run_grid(grid, only or [], overrides or [], shard, limit, retry=True))
+    _run(grid, only, overrides, shard, limit, in_flight, quiet, retry=True)
 
 
 @sweep_app.command()
@@ -107,3 +121,18 @@ def status(grid: GridArgument, only: OnlyOption = None, overrides: GridSetOption
 def _end(everything_well: bool) -> None:
     if not everything_well:
         raise typer.Exit(1)
+
+
+def _run(
+    grid: str,
+    only: list[str] | None,
+    overrides: list[str] | None,
+    shard: str | None,
+    limit: int | None,
+    in_flight: int | None,
+    quiet: bool,
+    retry: bool,
+) -> None:
+    from experiments.sweeps.commands import RunOptions, run_grid
+
+    _end(run_grid(grid, only or [], overrides or [], RunOptions(shard, limit, in_flight, quiet, retry)))

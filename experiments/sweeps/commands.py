@@ -4,34 +4,74 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from experiments.commands import open_session
 from experiments.compare import ALL_CLEAN
 from experiments.console import say, waiting
-from experiments.expansion import Plan, absent_files, expand, parse_shard, require_complete
+from experiments.expansion import Plan, PlannedRun, absent_files, expand, parse_shard, require_complete
 from experiments.grid import SEED, load_grid
-from experiments.sweeps.tables import outcome_table, plan_table, status_table
+from experiments.sweeps.progress import SweepProgress
+from experiments.sweeps.tables import outcome_table, plan_table, status_table, time_table, usage_lines
+from experiments.sweeps.words import many
 from fedsir.errors import BadInput
 from mlflow_tracking.config import TrackingConfig, shown_uri
+
+if TYPE_CHECKING:
+    from experiments.session import Session
+    from experiments.sweeps.estimate import Estimate
+    from experiments.sweeps.sweep import Tally
+    from mlflow_tracking.states import RecordedState
 
 MAX_NAMED = 10
 
 
-def plan_grid(source: str, only: Sequence[str], overrides: Sequence[str]) -> None:
-    """Print what a grid asks for and what it lacks."""
+def plan_grid(source: str, only: Sequence[str], overrides: Sequence[str], calibrate: bool) -> bool:
+    """Print what a grid asks for, needs and lacks; whether it could run once the settings it lacks are given."""
     plan = _expanded(source, only, overrides)
+    tracking = _tracking(plan)
+    from experiments.sweeps.estimate import Estimate
+    from experiments.sweeps.faults import find_faults
+    from experiments.sweeps.needs import disk_line, image_lines, memory_line, shared_line, time_lines
+
     console = Console()
+    estimate = Estimate(plan.runs)
     console.print(plan_table(plan))
-    for line in count_lines(plan):
+    for line in (*count_lines(plan), shared_line(estimate), *image_lines(estimate)):
         say(console, line)
+    if calibrate:
+        seconds = _measured(console, estimate)
+        if seconds:
+            console.print(time_table(estimate, seconds))
+        for line in time_lines(estimate, seconds):
+            say(console, line)
+    else:
+        say(console, "time: give --calibrate for an estimate; it measures this machine for a few seconds")
+    for line, warning in (disk_line(estimate, tracking), memory_line(estimate)):
+        say(console, line)
+        if warning is not None:
+            say(console, f"  {warning}", "yellow")
     if plan.missing:
         say(console, "Before it can run:")
         for key in plan.missing:
             say(console, f"  --set {key}=VALUE")
-    for fault in absent_files(plan):
-        say(console, fault, "yellow")
+    faults = find_faults(plan, estimate)
+    if faults:
+        say(console, "It cannot work:")
+        for fault in faults:
+            say(console, f"  {fault}", "red")
+    return not faults
+
+
+def _measured(console: Console, estimate: Estimate) -> dict[str, float]:
+    """Expected seconds of one worker by identity, of runs whose images are known."""
+    from experiments.sweeps.calibration import calibrate
+
+    with waiting(console, "measuring this machine"):
+        return estimate.seconds(calibrate(e.workload for e in estimate.runs if e.work is not None))
 
 
 def count_lines(plan: Plan) -> list[str]:
@@ -43,37 +83,41 @@ def count_lines(plan: Plan) -> list[str]:
     lines = []
     if ordinary:
         lines.append(
-            f"{_many(conditions, 'condition')} × {_many(len(ordinary), 'method')} × "
-            f"{_many(len(plan.chosen[SEED]), 'seed')}: {_many(results, 'method run')}"
+            f"{many(conditions, 'condition')} × {many(len(ordinary), 'method')} × "
+            f"{many(len(plan.chosen[SEED]), 'seed')}: {many(results, 'method run')}"
             + ("" if not plan.grid.exclude else ", without what the grid excludes")
         )
     if clean:
         runs = sum(run.cells[0].method == ALL_CLEAN for run in plan.runs)
-        lines.append(f"all_clean: {_many(clean, 'result')} from {_many(runs, 'run')}, as it does not depend on noise")
-    return [*lines, f"distinct runs: {len(plan.runs)} for {_many(len(plan.cells), 'result')}"]
+        lines.append(f"all_clean: {many(clean, 'result')} from {many(runs, 'run')}, as it does not depend on noise")
+    return [*lines, f"distinct runs: {len(plan.runs)} for {many(len(plan.cells), 'result')}"]
 
 
-def run_grid(
-    source: str,
-    only: Sequence[str],
-    overrides: Sequence[str],
-    shard: str | None,
-    limit: int | None,
-    retry: bool = False,
-) -> bool:
+@dataclass(frozen=True)
+class RunOptions:
+    """How a sweep works. in_flight: runs at the same time, None for as many as memory and workers allow."""
+
+    shard: str | None = None
+    limit: int | None = None
+    in_flight: int | None = None
+    quiet: bool = False
+    retry: bool = False
+
+
+def run_grid(source: str, only: Sequence[str], overrides: Sequence[str], options: RunOptions) -> bool:
     """Run what the record lacks, or with `retry` what has failed; whether no run of it has failed."""
-    part = None if shard is None else parse_shard(shard)
+    part = None if options.shard is None else parse_shard(options.shard)
     plan = _runnable(source, only, overrides)
     if part is not None:
         plan = plan.shard(*part)
     if not plan.runs:
-        say(Console(), f"nothing in shard {shard}: the grid has fewer conditions and seeds than shards")
+        say(Console(), f"nothing in shard {options.shard}: the grid has fewer conditions and seeds than shards")
         return True
     tracking = _tracking(plan)
     console = Console()
-    with open_session(console, continues=True) as session:
+    most_clients = max(run.config.federation.clients for run in plan.runs)
+    with open_session(console, continues=True, most_clients=most_clients) as session:
         from experiments.checks import check_execution, check_work_dir
-        from experiments.sweeps.sweep import Sweep
         from mlflow_tracking.states import recorded_states
 
         # Faults of the machine concern every run; they must not be recorded as so many failures.
@@ -83,8 +127,10 @@ def run_grid(
         store = session.store(plan.runs[0].config)
         with waiting(console, "reading the MLflow store"):
             states = recorded_states(store, [run.identity for run in plan.runs])
-        tally = Sweep(session, console, states).run(plan.runs, limit, retry)
+        tally = _sweep(session, console, plan.runs, states, options)
     console.print(outcome_table(f"grid {plan.grid.name}", tally))
+    for line in usage_lines(tally):
+        say(console, line)
     failed = [*tally.failed, *tally.failed_before]
     for run in failed[:MAX_NAMED]:
         say(console, f"failed: {run.label}", "red")
@@ -94,6 +140,25 @@ def run_grid(
         say(console, "reasons: fedsir sweep status; again: fedsir sweep retry")
     say(console, f"recorded in {shown_uri(tracking.uri)}, experiment {tracking.experiment}")
     return tally.all_well
+
+
+def _sweep(
+    session: Session,
+    console: Console,
+    runs: Sequence[PlannedRun],
+    states: dict[str, RecordedState],
+    options: RunOptions,
+) -> Tally:
+    from experiments.sweeps.estimate import relative_costs
+    from experiments.sweeps.sweep import Sweep, queued
+
+    costs = relative_costs(runs)
+    queue, tally = queued(runs, states, costs, options.limit, options.retry)
+    weights = {run.identity: costs[run.identity] for run in queue}
+    progress = SweepProgress(console, len(queue), options.quiet, weights)
+    progress.already(tally.finished_before, len(tally.failed_before))
+    with progress:
+        return Sweep(session, progress, tally).run(queue, options.in_flight)
 
 
 def grid_status(source: str, only: Sequence[str], overrides: Sequence[str]) -> None:
@@ -146,7 +211,3 @@ def _tracking(plan: Plan) -> TrackingConfig:
             "Give tracking.uri and tracking.experiment once, under `set` of the grid or with --set."
         )
     return plan.runs[0].config.tracking
-
-
-def _many(number: int, word: str) -> str:
-    return f"{number} {word}{'' if number == 1 else 's'}"

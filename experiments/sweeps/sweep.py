@@ -1,19 +1,26 @@
-"""Runs the runs of a plan one after the other; nothing that one of them does stops the others."""
+"""Runs the runs of a plan, several at the same time; nothing that one of them does stops the others."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 
-from rich.console import Console
-from rich.status import Status
-
-from experiments.console import Notes, percent, round_text, say
+from experiments.claims import RunHeld, RunTakenOver
 from experiments.expansion import PlannedRun
-from experiments.session import RunHeld, Session
-from fedsir.errors import BadInput, first_line
-from fedsir.events import Event, RoundFinished, RunFinished, RunResult, RunStarted, RunStopped
-from mlflow_tracking.states import RecordedState, record_failure, recorded_state
+from experiments.session import FinishedElsewhere, Session
+from experiments.sweeps.flights import flight_limit, wait_for_memory
+from experiments.sweeps.progress import SweepProgress
+from fedsir.clients.executor import InProcessExecutor
+from fedsir.clients.pool import ActorPool
+from fedsir.clients.runtime import Work
+from mlflow_tracking.states import RecordedState, record_failure
+
+PATIENCE_S = 60.0
+"""How long an interrupted sweep waits for its runs to note that they were stopped."""
 
 
 @dataclass
@@ -21,7 +28,8 @@ class Tally:
     """What became of the runs of a sweep.
 
     finished_before: finished when the sweep came to them. failed_before: failed earlier and not tried again.
-    held: another process was still working on them. left: not come to because of the limit.
+    held: another process was still working on them. left: not come to because of the limit. seconds: wall time.
+    slots: tasks that ran at the same time. work: what actors did; None without actors.
     """
 
     done: int = 0
@@ -30,128 +38,167 @@ class Tally:
     failed_before: list[PlannedRun] = field(default_factory=list)
     held: list[PlannedRun] = field(default_factory=list)
     left: int = 0
+    seconds: float = 0.0
+    slots: int = 0
+    work: Work | None = None
 
     @property
     def all_well(self) -> bool:
         return not self.failed and not self.failed_before
 
 
+def queued(
+    runs: Sequence[PlannedRun],
+    states: Mapping[str, RecordedState],
+    costs: Mapping[str, float],
+    limit: int | None,
+    retry: bool,
+) -> tuple[list[PlannedRun], Tally]:
+    """Interrupted and missing runs, or with `retry` failed ones, at most `limit`; and a tally of the others.
+
+    Longest first by `costs` per identity, so that none is left alone at the end; runs of equal cost keep their order,
+    in which those that share most follow each other. Runs that are executed differently need other workers, of which
+    there is one set at a time; they follow each other too.
+    """
+    tally, queue = Tally(), []
+    for run in runs:
+        known = states.get(run.identity)
+        status = "missing" if known is None else known.status
+        if status == "finished":
+            tally.finished_before += 1
+        elif (status == "failed") == retry:
+            queue.append(run)
+        elif status == "failed":
+            tally.failed_before.append(run)
+    layouts = list(dict.fromkeys(run.config.execution for run in queue))
+    queue.sort(key=lambda run: (layouts.index(run.config.execution), -costs[run.identity]))
+    if limit is not None:
+        tally.left = max(0, len(queue) - limit)
+    return queue[:limit], tally
+
+
 class Sweep:
     """Runs planned runs through one session, whose images, workers and store they share."""
 
-    def __init__(self, session: Session, console: Console, states: dict[str, RecordedState]) -> None:
-        """states: what the store knew about the runs at the beginning."""
+    def __init__(self, session: Session, progress: SweepProgress, tally: Tally) -> None:
+        """tally: of the runs that need nothing; what is done is added to it."""
         self._session = session
-        self._console = console
-        self._states = states
-        self._notes = Notes(console)
-        self._tally = Tally()
+        self._progress = progress
+        self._tally = tally
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._broken: list[BaseException] = []
 
-    def run(self, runs: Sequence[PlannedRun], limit: int | None, retry: bool) -> Tally:
-        """Work on interrupted and missing runs, or with `retry` on failed ones; at most `limit` of them."""
-        queue = self._queue(runs, retry)
-        held: list[tuple[str, PlannedRun]] = []
-        worked = 0
-        for number, run in enumerate(queue, 1):
-            if limit is not None and worked == limit:
-                self._tally.left = len(queue) - number + 1
-                break
-            place = f"{number:>{len(str(len(queue)))}}/{len(queue)} {run.label}"
-            try:
-                worked += self._visit(place, run)
-            except RunHeld:
-                say(self._console, f"{place}: another process works on it, to be looked at again")
-                held.append((place, run))
-        for place, run in held:
-            try:
-                self._visit(place, run)
-            except RunHeld:
-                say(self._console, f"{place}: another process still works on it")
-                self._tally.held.append(run)
+    def run(self, queue: Sequence[PlannedRun], in_flight: int | None = None) -> Tally:
+        """Work on the runs of a queue, `in_flight` of them at the same time (None: as workers and memory allow)."""
+        begin = time.monotonic()
+        try:
+            again: list[PlannedRun] = []
+            for _, part in groupby(queue, key=lambda run: run.config.execution):
+                again += self._fly(list(part), in_flight)
+            for _, part in groupby(again, key=lambda run: run.config.execution):
+                self._tally.held += self._fly(list(part), in_flight)
+        finally:
+            self._tally.seconds = time.monotonic() - begin
         return self._tally
 
-    def _queue(self, runs: Sequence[PlannedRun], retry: bool) -> list[PlannedRun]:
-        queue = []
-        for run in runs:
-            known = self._states.get(run.identity)
-            status = "missing" if known is None else known.status
-            if status == "finished":
-                self._tally.finished_before += 1
-            elif (status == "failed") == retry:
-                queue.append(run)
-            elif status == "failed":
-                self._tally.failed_before.append(run)
-        return queue
-
-    def _visit(self, place: str, run: PlannedRun) -> bool:
-        """Whether there was work to do. Raises RunHeld."""
-        store = self._session.store(run.config)
-        # Another process may have finished it since the sweep began.
-        known = recorded_state(store, run.identity)
-        if known is not None and known.status == "finished":
-            say(self._console, f"{place}: finished by another process")
-            self._tally.finished_before += 1
-            return False
-        watch = _Watch(self._console, place, self._notes)
+    def _fly(self, runs: Sequence[PlannedRun], in_flight: int | None) -> list[PlannedRun]:
+        """Runs with one way of execution; returns those that other processes hold."""
+        workers = self._session.workers(runs[0].config)
+        waiting, held = deque(runs), list[PlannedRun]()
+        if isinstance(workers, InProcessExecutor):
+            # Here, since torch's random numbers and Ctrl-C belong to the process and its main thread.
+            self._take(waiting, held)
+            return held
+        before = replace(workers.work)
+        clients = min(run.config.federation.clients for run in runs)
+        limit = in_flight or flight_limit(workers.slots, clients)
+        threads = [
+            threading.Thread(target=self._guarded, args=(waiting, held), name=f"run {n}", daemon=True)
+            for n in range(min(limit, len(runs)))
+        ]
         try:
-            result = self._session.run(run.config, [watch])
-        except RunHeld:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        except BaseException:
+            self._stop(workers, threads)
+            raise
+        if self._broken:
+            raise self._broken[0]
+        self._count(workers, before)
+        return held
+
+    def _stop(self, workers: ActorPool, threads: Sequence[threading.Thread]) -> None:
+        """Make runs end where they are, each with its record."""
+        self._stopping.set()
+        workers.abort()
+        until = time.monotonic() + PATIENCE_S
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join(max(0.0, until - time.monotonic()))
+
+    def _count(self, workers: ActorPool, before: Work) -> None:
+        total, after = self._tally.work or Work(), workers.work
+        total.add(
+            Work(
+                after.data - before.data,
+                after.compute - before.compute,
+                after.training - before.training,
+                after.trained - before.trained,
+                after.forwarded - before.forwarded,
+            )
+        )
+        self._tally.work, self._tally.slots = total, workers.slots
+
+    def _guarded(self, waiting: deque[PlannedRun], held: list[PlannedRun]) -> None:
+        try:
+            self._take(waiting, held)
+        except BaseException as error:
+            # Interrupts reach a thread only when the sweep stops; anything else is a fault of the sweep itself.
+            if not self._stopping.is_set():
+                self._broken.append(error)
+                self._stopping.set()
+
+    def _take(self, waiting: deque[PlannedRun], held: list[PlannedRun]) -> None:
+        while not self._stopping.is_set():
+            try:
+                run = waiting.popleft()
+            except IndexError:
+                return
+            wait_for_memory(run.config, self._stopping, lambda: self._progress.counts().running)
+            try:
+                self._visit(run)
+            except (RunHeld, RunTakenOver):
+                self._progress.held(run)
+                held.append(run)
+
+    def _visit(self, run: PlannedRun) -> None:
+        """Do one run, whatever comes of it. Raises RunHeld or RunTakenOver where it is another process's."""
+        watch = self._progress.watch(run)
+        try:
+            result = self._session.run(run.config, [watch], unless_finished=True)
+        except FinishedElsewhere:
+            # Another process has finished it since the sweep began.
+            self._progress.elsewhere(run)
+            with self._lock:
+                self._tally.finished_before += 1
+        except (RunHeld, RunTakenOver):
             raise
         except Exception as error:
             # Whatever it is, it concerns this run; the user finds it in the record and in the table.
-            say(self._console, f"{place}: failed: {first_line(error)}", "red")
-            self._tally.failed.append(run)
+            self._progress.failed(run, error)
+            with self._lock:
+                self._tally.failed.append(run)
             self._record(run, error)
-            if not isinstance(error, BadInput):
-                self._session.release_workers()
         else:
-            say(self._console, f"{place}: {watch.kind} images, {_outcome(result)}{watch.resumed}")
-            self._tally.done += 1
-        finally:
-            watch.stop()
-        return True
+            self._progress.done(run, result)
+            with self._lock:
+                self._tally.done += 1
 
     def _record(self, run: PlannedRun, error: Exception) -> None:
         try:
             record_failure(self._session.store(run.config), run.config, run.identity, error)
         except Exception as again:  # the store itself may be what fails
-            say(self._console, f"{run.label}: the failure could not be recorded: {first_line(again)}", "red")
-
-
-def _outcome(result: RunResult) -> str:
-    return f"accuracy {percent(result.final['final/accuracy'])} %, {result.seconds:.1f} s"
-
-
-class _Watch:
-    """Recorder that keeps one line about the run at a terminal, gone when the run ends."""
-
-    def __init__(self, console: Console, place: str, notes: Notes) -> None:
-        self._console = console
-        self._place = place
-        self._notes = notes
-        self._status: Status | None = None
-        self.kind = ""
-        self.resumed = ""
-
-    def record(self, event: Event) -> None:
-        match event:
-            case RunStarted():
-                for note in event.dataset.notes:
-                    self._notes(note)
-                self.kind = event.dataset.kind
-                if event.history:
-                    self.resumed = f", continued after round {len(event.history)}"
-                if self._console.is_terminal:
-                    self._status = self._console.status(self._place)
-                    self._status.start()
-            case RoundFinished():
-                if self._status is not None:
-                    shown = f"{self._place}: round {event.record.round}/{event.total_rounds}"
-                    self._status.update(f"{shown}, {round_text(event.record, 15)}")
-            case RunFinished() | RunStopped():
-                self.stop()
-
-    def stop(self) -> None:
-        if self._status is not None:
-            self._status.stop()
-            self._status = None
+            self._progress.unrecorded(run, again)

@@ -8,9 +8,13 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from experiments.console import percent
 from experiments.expansion import Plan
+from experiments.grid import METHOD, SEED
+from experiments.sweeps.words import duration
 
 if TYPE_CHECKING:
+    from experiments.sweeps.estimate import Estimate
     from experiments.sweeps.sweep import Tally
     from mlflow_tracking.states import RecordedState
 
@@ -18,13 +22,51 @@ STATUSES = ("finished", "failed", "interrupted", "missing")
 
 
 def plan_table(plan: Plan) -> Table:
-    """Axes with their chosen values, then methods and seeds."""
+    """Axes with their chosen values, then methods and seeds; beside each value the runs that serve it."""
     table = Table(title=f"grid {plan.grid.name}")
     table.add_column("axis", no_wrap=True)
     table.add_column("values", justify="right")
-    table.add_column("which", overflow="fold")
-    for axis, labels in plan.chosen.items():
-        table.add_row(axis, str(len(labels)), ", ".join(labels))
+    table.add_column("which (runs)", overflow="fold")
+    for axis, runs in runs_per_value(plan).items():
+        table.add_row(axis, str(len(runs)), _which(runs))
+    return table
+
+
+def _which(runs: Mapping[str, int]) -> str:
+    if len(set(runs.values())) == 1:
+        each = " each" if len(runs) > 1 else ""
+        return f"{', '.join(runs)} ({next(iter(runs.values()))}{each})"
+    return ", ".join(f"{label} ({number})" for label, number in runs.items())
+
+
+def runs_per_value(plan: Plan) -> dict[str, dict[str, int]]:
+    """Per axis and value the number of runs; one that does not depend on an axis counts for each of its values."""
+    counts: dict[str, Counter[str]] = {axis: Counter() for axis in plan.chosen}
+    axes = list(plan.grid.axes)
+    for run in plan.runs:
+        values = {axis: {cell.condition[i] for cell in run.cells} for i, axis in enumerate(axes)}
+        values[METHOD] = {cell.method for cell in run.cells}
+        values[SEED] = {str(cell.seed) for cell in run.cells}
+        for axis, labels in values.items():
+            counts[axis].update(labels)
+    return {axis: {label: counts[axis][label] for label in labels} for axis, labels in plan.chosen.items()}
+
+
+def time_table(estimate: Estimate, seconds: Mapping[str, float]) -> Table:
+    """Expected time of a run by method and images, and of all runs of the method."""
+    spent: dict[tuple[str, str], list[float]] = {}
+    for e in estimate.runs:
+        if e.run.identity in seconds:
+            spent.setdefault((e.run.cells[0].method, e.run.source), []).append(seconds[e.run.identity])
+    methods, sources = (list(dict.fromkeys(key[i] for key in spent)) for i in (0, 1))
+    table = Table(title="expected time of one run, mean")
+    table.add_column("method", no_wrap=True)
+    for name in (*sources, "all runs"):
+        table.add_column(name, justify="right", overflow="fold")
+    for method in methods:
+        of = {source: spent.get((method, source), []) for source in sources}
+        means = [duration(sum(times) / len(times)) if times else "" for times in of.values()]
+        table.add_row(method, *means, duration(sum(map(sum, of.values()))))
     return table
 
 
@@ -63,3 +105,17 @@ def status_table(plan: Plan, states: Mapping[str, RecordedState]) -> Table:
     table.add_section()
     table.add_row("all", str(total.total()), *(str(total[s]) for s in STATUSES))
     return table
+
+
+def usage_lines(tally: Tally) -> list[str]:
+    """What the workers' time went into; empty where there was nothing to do or there were no actors."""
+    if tally.work is None or not tally.done or not tally.seconds:
+        return []
+    whole = tally.seconds * tally.slots
+    training, clients = tally.work.training + tally.work.data, tally.work.compute - tally.work.training
+    idle = max(0.0, whole - tally.work.data - tally.work.compute)
+    return [
+        f"{tally.done} runs in {duration(tally.seconds)} on {tally.slots} workers: {percent(training / whole)} % of "
+        f"their time in training steps and the batches for them, {percent(clients / whole)} % in other work of clients "
+        f"(forward passes, spectra), {percent(idle / whole)} % without work ({idle / tally.done:.2f} s per run)"
+    ]

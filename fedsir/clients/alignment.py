@@ -91,5 +91,5 @@ def match_peers(
         batch = Batch(normalize(images[where], runtime.setup.transform), no_labels, {"peers": predictions[where]})
         # A step of training costs three forward passes; the images are not the client's, so no epoch is counted.
         client.work.forwarded += 3 * len(where)
-        take_step(runtime, batch, index)
+        take_step(client, batch, index)
     return runtime.binding.read()

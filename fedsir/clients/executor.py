@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from fedsir.clients.engine import Engine, engine_key
 from fedsir.clients.runtime import Client, ClientRuntime, RuntimeSetup, Work, set_threads
 from fedsir.clients.tasks import Broadcast, ClientResult, ClientTask
 from fedsir.errors import RunFailed
@@ -74,49 +77,95 @@ def failure(item: WorkItem, error: BaseException) -> RunFailed:
     )
 
 
+class ItemError(Exception):
+    """Item `position` of those that were sent together failed with `cause`."""
+
+    def __init__(self, position: int, cause: Exception) -> None:
+        super().__init__(position, cause)
+        self.position = position
+        self.cause = cause
+
+
 class Worker:
-    """Serves any client of one run after the other; keeps caches only, so it can be replaced at any time."""
+    """Serves any client of several runs, told apart by `lane`; keeps caches only, so it can be replaced at any time."""
 
     def __init__(self) -> None:
-        self._runtime: ClientRuntime | None = None
+        self._engines: dict[tuple[Any, ...], Engine] = {}
+        self._setups: dict[int, RuntimeSetup] = {}
+        self._runtimes: dict[int, ClientRuntime] = {}
 
-    def prepare(self, setup: RuntimeSetup) -> None:
-        """Be ready for the clients of one run."""
-        set_threads(setup.threads)
-        if self._runtime is None or not self._runtime.reconfigure(setup):
-            self._runtime = ClientRuntime(setup)
+    def prepare(
+        self,
+        setup: RuntimeSetup,
+        lane: int = 0,
+        train_images: NDArray[np.uint8] | None = None,
+        test_images: NDArray[np.uint8] | None = None,
+    ) -> None:
+        """Be ready for the clients of one more run, which takes the place of the lane's last one.
 
-    @property
-    def runtime(self) -> ClientRuntime:
-        """What the last `prepare` made; raises RuntimeError before the first."""
-        if self._runtime is None:
+        train_images, test_images: instead of those in `setup`, for images that travel on their own.
+        """
+        if train_images is not None and test_images is not None:
+            setup = replace(setup, train_images=train_images, test_images=test_images)
+        self._setups[lane] = setup
+        self._runtimes.pop(lane, None)
+
+    def runtime(self, lane: int = 0) -> ClientRuntime:
+        """What serves the lane's run; raises RuntimeError before `prepare`."""
+        if lane not in self._setups:
             raise RuntimeError("prepare() must come before any work")
-        return self._runtime
+        if lane not in self._runtimes:
+            setup = self._setups[lane]
+            set_threads(setup.threads)
+            key = engine_key(setup)
+            if key not in self._engines:
+                self._engines[key] = Engine.of(setup)
+            self._runtimes[lane] = ClientRuntime(setup, self._engines[key])
+        return self._runtimes[lane]
 
-    def work(self, item: WorkItem, broadcast: Broadcast) -> Outcome:
-        """Run one task."""
-        return perform(self.runtime, item, broadcast)
+    def work(self, items: Sequence[WorkItem], broadcast: Broadcast, lane: int = 0) -> list[Outcome]:
+        """Run items of the lane's run, one after the other. Raises ItemError at the first that fails."""
+        outcomes = []
+        for position, item in enumerate(items):
+            try:
+                outcomes.append(perform(self.runtime(lane), item, broadcast))
+            except Exception as error:
+                raise ItemError(position, error) from error
+        return outcomes
+
+    def forget(self, lane: int) -> None:
+        """Let go of a lane's run."""
+        self._setups.pop(lane, None)
+        self._runtimes.pop(lane, None)
 
 
-class InProcessExecutor(Worker):
+class InProcessExecutor:
     """Runs everything here, one item after the other; for debugging with breakpoints."""
 
     slots = 1
 
+    def __init__(self) -> None:
+        self._worker = Worker()
+
+    def prepare(self, setup: RuntimeSetup) -> None:
+        self._worker.prepare(setup)
+
+    def runtime(self) -> ClientRuntime:
+        """What serves the present run; raises RuntimeError before `prepare`."""
+        return self._worker.runtime()
+
     def run(self, items: Sequence[WorkItem], broadcast: Broadcast) -> list[Outcome]:
         """All items in their order; see `Executor.run`."""
-        outcomes, runtime = [], self.runtime
         with torch.random.fork_rng(devices=[]):
-            for item in items:
-                try:
-                    outcomes.append(perform(runtime, item, broadcast))
-                except Exception as error:
-                    raise failure(item, error) from error
-        return outcomes
+            self.runtime()
+            try:
+                return self._worker.work(items, broadcast)
+            except ItemError as error:
+                raise failure(items[error.position], error.cause) from error.cause
 
     def close(self) -> None:
         """Let go of module and images."""
-        self._runtime = None
+        self._worker = Worker()
 
 
 def longest_first(items: Sequence[WorkItem]) -> list[int]:

@@ -141,7 +141,7 @@ class DistilNegatively:
         for index, positions in enumerate(self.batches):
             where = torch.from_numpy(np.searchsorted(used, positions)).to(runtime.device)
             batch = Batch(normalize(images[where], runtime.setup.transform), no_labels, {"targets": targets[where]})
-            take_step(runtime, batch, index)
+            take_step(client, batch, index)
         return ClientResult(runtime.binding.read())
 
     def _targets(self, client: Client, teacher: FlatWeights, images: Tensor) -> Tensor:

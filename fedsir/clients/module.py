@@ -1,4 +1,4 @@
-"""The LightningModule every client trains."""
+"""What local training hands to a loss: a batch, and the loss itself as a value that travels with the task."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-import lightning
-import torch
 from torch import Tensor
 
 from fedsir.models.network import Network
@@ -32,23 +30,3 @@ class Objective(Protocol):
     def __call__(self, network: Network, batch: Batch) -> Tensor:
         """Scalar loss of `network` on `batch`."""
         ...
-
-
-class ClientModule(lightning.LightningModule):
-    """A network with the loss of the task at hand.
-
-    Actors build it once and reuse it for every client, round and run of the same architecture; `objective` is
-    set by each task.
-    """
-
-    def __init__(self, network: Network, objective: Objective) -> None:
-        super().__init__()
-        self.network = network
-        self.objective = objective
-
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:  # noqa: ARG002 - Lightning's signature
-        return self.objective(self.network, batch)
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        # The rates here are placeholders: every task sets its own before the first step.
-        return torch.optim.Adam(self.parameters(), lr=1.0, fused=True)

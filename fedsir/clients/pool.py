@@ -1,31 +1,32 @@
-"""A pool of warm Ray actors that serves the clients of one run after the other."""
+"""A pool of warm Ray actors that serves the clients of several runs at once, one run after the other each."""
 
 from __future__ import annotations
 
 import os
-from collections import deque
+import threading
 from collections.abc import Sequence
-from math import ceil
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
+from queue import SimpleQueue
 from typing import Any
 
+import numpy as np
 import ray
-from ray.exceptions import GetTimeoutError, ObjectLostError, OutOfMemoryError, RayActorError, RayTaskError
+from numpy.typing import NDArray
+from ray.exceptions import GetTimeoutError
 
-from fedsir.clients.executor import Outcome, Worker, WorkItem, failure, longest_first
+from fedsir.clients.executor import Outcome, Worker, WorkItem
+from fedsir.clients.feeding import LOST, Feeder
+from fedsir.clients.jobs import Job, Piece
 from fedsir.clients.local_ray import start_ray
-from fedsir.clients.runtime import RuntimeSetup
+from fedsir.clients.runtime import RuntimeSetup, Work
+from fedsir.clients.sizing import pool_size
 from fedsir.clients.tasks import Broadcast
 from fedsir.config.training import ExecutionConfig
 from fedsir.errors import BadInput, RunFailed, first_line
 
-MAX_ATTEMPTS = 3
-"""How often one item is tried when actors die under it; a task that kills its actor must not do so for ever."""
-
-IN_FLIGHT = 2
-"""Items queued per actor, so that the next one is already there when one ends."""
-
-LOST = (RayActorError, OutOfMemoryError, ObjectLostError)
-"""How Ray says that an actor is gone: it died, its memory monitor killed it, or its node left with a result."""
+_NO_IMAGES = np.zeros((0, 1, 1), dtype=np.uint8)
 
 
 class ClientActor(Worker):
@@ -36,62 +37,75 @@ class ClientActor(Worker):
         return os.getpid()
 
 
-def gpu_fraction(config: ExecutionConfig, clients: int, gpus: float) -> float:
-    """GPU fraction of each actor; where the configuration leaves it open, GPUs are used if there are any.
+@dataclass(frozen=True)
+class _Served:
+    """What actors must know about a lane's run: references to its setup and images, and the images themselves.
 
-    One actor per GPU, or the largest equal share that lets the configured number of actors fit.
+    Holding the arrays keeps their ids from being used again.
     """
-    if config.gpus_per_client is not None:
-        return config.gpus_per_client
-    if config.device == "cpu" or (config.device == "auto" and gpus < 1):
-        return 0.0
-    if gpus < 1:
-        return 1.0
-    if isinstance(config.actors, int):
-        actors = min(config.actors, clients)
-    else:
-        actors = clients if config.actors == "per-client" else min(clients, int(gpus))
-    return 1.0 / ceil(actors / int(gpus))
+
+    setup: Any
+    images: tuple[Any, Any]
+    arrays: tuple[NDArray[np.uint8], NDArray[np.uint8]]
 
 
-def pool_size(config: ExecutionConfig, clients: int, cpus: float, gpus: float) -> tuple[int, float]:
-    """Number of actors and GPU fraction of each.
+@dataclass(frozen=True)
+class _Submitted:
+    job: Job
 
-    Raises BadInput when the cluster cannot hold them.
-    """
-    fraction = gpu_fraction(config, clients, gpus)
-    if fraction > 1 and fraction != int(fraction):
-        raise BadInput(
-            f"execution.gpus_per_client is {fraction:g}; more than one GPU must be a whole number.\n"
-            "Use a fraction up to 1 or a whole number."
-        )
-    if fraction > 0 and config.device == "cpu":
-        raise BadInput(
-            f"execution.gpus_per_client is {fraction:g} but execution.device is cpu.\n"
-            "Set execution.device to auto or cuda, or leave gpus_per_client out."
-        )
-    fits = clients
-    if fraction > 0:
-        # Whole copies of the fraction on each GPU: 0.4 fits twice on one GPU, not two and a half times.
-        fits = int(gpus) * int(1 / fraction + 1e-9) if fraction <= 1 else int(gpus / fraction)
-    if config.actors == "per-client":
-        actors = clients
-    elif isinstance(config.actors, int):
-        actors = min(config.actors, clients)
-    elif fraction > 0:
-        actors = max(1, min(clients, fits))
-    else:
-        actors = max(1, min(clients, int(cpus) // config.threads))
-    if fraction > 0 and actors > fits:
-        raise BadInput(
-            f"execution: {actors} actors with {fraction:g} GPU each do not fit: Ray sees {gpus:g} GPUs, which "
-            f"hold {fits}.\nLower execution.gpus_per_client or execution.actors, or set execution.device to cpu."
-        )
-    return actors, fraction
+
+@dataclass(frozen=True)
+class _Done:
+    reference: Any
+
+
+@dataclass(frozen=True)
+class _Aborted:
+    pass
+
+
+class Lane:
+    """Executor for one run at a time on the actors of a pool; the lanes of a pool share its actors."""
+
+    def __init__(self, pool: ActorPool, number: int) -> None:
+        self._pool = pool
+        self._number = number
+
+    @property
+    def slots(self) -> int:
+        """How many items run at the same time."""
+        return self._pool.slots
+
+    def prepare(self, setup: RuntimeSetup) -> None:
+        """Serve another run from now on; see `Executor.prepare`."""
+        self._pool.serve(self._number, setup)
+
+    def run(self, items: Sequence[WorkItem], broadcast: Broadcast) -> list[Outcome]:
+        """Run all items; see `Executor.run`."""
+        if not items:
+            return []
+        job = Job(self._number, items, ray.put(dict(broadcast)))
+        self._pool.submit(job)
+        try:
+            job.over.wait()
+        except BaseException as stopped:
+            # Interrupted by the user: what has not begun is not begun any more.
+            job.fail(RunFailed(f"interrupted: {stopped!r}"))
+            raise
+        if job.error is not None:
+            raise job.error
+        return [job.outcomes[i] for i in range(len(items))]
+
+    def close(self) -> None:
+        """Let the actors go of the run; they stay up for other lanes."""
+        self._pool.leave(self._number)
 
 
 class ActorPool:
-    """Executor on Ray actors; `actors` and GPU fractions as configured, started once and reused over runs."""
+    """Ray actors as configured, started once, and the thread that feeds them.
+
+    An executor itself, for one run after the other; `lane` gives further ones that run at the same time.
+    """
 
     def __init__(self, config: ExecutionConfig, clients: int) -> None:
         """Start the actors. Raises BadInput when the cluster lacks the resources."""
@@ -103,14 +117,38 @@ class ActorPool:
         # More actors than cores share them: Ray counts CPUs logically and would otherwise wait for ever.
         self._cpu_share = min(float(config.threads), int(cpus / self.slots * 1e4) / 1e4)
         self._per_client = config.actors == "per-client"
-        self._setup_ref: Any = None
+        self._numbers = count()
+        self._served: dict[int, _Served] = {}
+        self._serving = threading.Lock()
         self._actors = [self._start_actor() for _ in range(self.slots)]
         self._await_start()
+        self._inbox: SimpleQueue[_Submitted | _Done | _Aborted | None] = SimpleQueue()
+        self._feeder = Feeder(self.slots, self._per_client, self._gpu_fraction > 0, self._send, self._replace)
+        self._thread = threading.Thread(target=self._feed_actors, name="actor pool", daemon=True)
+        self._thread.start()
+        self._own = self.lane()
 
     @property
     def device(self) -> str:
         """Accelerator of the actors: `cuda` when they hold GPU fractions."""
         return "cuda" if self._gpu_fraction > 0 else "cpu"
+
+    @property
+    def work(self) -> Work:
+        """What the actors did so far."""
+        return self._feeder.work
+
+    def lane(self) -> Lane:
+        """An executor for runs beside those of other lanes."""
+        return Lane(self, next(self._numbers))
+
+    def prepare(self, setup: RuntimeSetup) -> None:
+        """See `Executor.prepare`."""
+        self._own.prepare(setup)
+
+    def run(self, items: Sequence[WorkItem], broadcast: Broadcast) -> list[Outcome]:
+        """See `Executor.run`."""
+        return self._own.run(items, broadcast)
 
     def _start_actor(self) -> Any:
         remote = ray.remote(ClientActor)
@@ -121,7 +159,7 @@ class ActorPool:
             ray.get([actor.pid.remote() for actor in self._actors], timeout=self._config.startup_timeout_s)
         except GetTimeoutError as error:
             have = ray.available_resources()  # type: ignore[no-untyped-call]
-            self.close()
+            self._kill_actors()
             raise BadInput(
                 f"execution: {self.slots} actors ({self._cpu_share:g} CPU, {self._gpu_fraction:g} GPU each) did not "
                 f"start within {self._config.startup_timeout_s:g} s; Ray has {have.get('CPU', 0):g} CPU and "
@@ -132,85 +170,89 @@ class ActorPool:
         """Process ids of the actors."""
         return list(ray.get([actor.pid.remote() for actor in self._actors]))
 
-    def prepare(self, setup: RuntimeSetup) -> None:
-        self._setup_ref = ray.put(setup)
-        ready = [actor.prepare.remote(self._setup_ref) for actor in self._actors]
-        for slot, reference in enumerate(ready):
+    # -- what lanes ask for ------------------------------------------------------------------------------------------
+
+    def serve(self, lane: int, setup: RuntimeSetup) -> None:
+        """Tell all actors about a lane's next run; images that another lane has are not sent again."""
+        arrays = (setup.train_images, setup.test_images)
+        with self._serving:
+            known = next((s for s in self._served.values() if _same(s.arrays, arrays)), None)
+            images = (ray.put(arrays[0]), ray.put(arrays[1])) if known is None else known.images
+            bare = ray.put(replace(setup, train_images=_NO_IMAGES, test_images=_NO_IMAGES))
+            self._served[lane] = _Served(bare, images, arrays)
+            for actor in self._actors:
+                actor.prepare.remote(bare, lane, *images)
+
+    def submit(self, job: Job) -> None:
+        """Queue a job; `job.over` is set when it has ended."""
+        self._inbox.put(_Submitted(job))
+
+    def abort(self) -> None:
+        """End all jobs, also later ones, with KeyboardInterrupt in the threads that wait for them."""
+        self._inbox.put(_Aborted())
+
+    def leave(self, lane: int) -> None:
+        """Let go of a lane's run."""
+        with self._serving:
+            self._served.pop(lane, None)
+            for actor in self._actors:
+                actor.forget.remote(lane)
+
+    # -- the thread that feeds the actors ----------------------------------------------------------------------------
+
+    def _feed_actors(self) -> None:
+        feeder, aborted = self._feeder, False
+        while (message := self._inbox.get()) is not None:
             try:
-                ray.get(reference)
-            except LOST as error:
-                # Under the task that ended the last run, or since then.
-                self._replace(slot, error)
+                match message:
+                    case _Submitted():
+                        if aborted:
+                            message.job.fail(KeyboardInterrupt())
+                        else:
+                            feeder.accept(message.job)
+                    case _Done():
+                        feeder.collect(message.reference)
+                    case _Aborted():
+                        aborted = True
+                        feeder.give_up(KeyboardInterrupt)
+            except Exception as error:
+                # Ray itself is gone: nobody else would tell the runs that wait for their work.
+                feeder.give_up(partial(_broken, error))
 
-    def run(self, items: Sequence[WorkItem], broadcast: Broadcast) -> list[Outcome]:
-        shared = ray.put(dict(broadcast))
-        waiting: dict[int, deque[int]] = {slot: deque() for slot in range(self.slots)}
-        common: deque[int] = deque()
-        for position in longest_first(items):
-            if self._per_client:
-                waiting[items[position].client % self.slots].append(position)
-            else:
-                common.append(position)
-        outcomes: dict[int, Outcome] = {}
-        attempts = [0] * len(items)
-        running: dict[Any, tuple[int, int]] = {}
-
-        def feed(slot: int, limit: int) -> None:
-            queue = waiting[slot] or common
-            load = sum(1 for s, _ in running.values() if s == slot)
-            while load < limit and queue:
-                position = queue.popleft()
-                reference = self._actors[slot].work.remote(items[position], shared)
-                running[reference] = (slot, position)
-                load += 1
-                queue = waiting[slot] or common
-
-        # One item each before anyone's second, so that the longest items do not queue behind each other.
-        for limit in range(1, IN_FLIGHT + 1):
-            for slot in range(self.slots):
-                feed(slot, limit)
-        while running:
-            done, _ = ray.wait(list(running), num_returns=1)
-            slot, position = running[done[0]]
-            try:
-                outcomes[position] = ray.get(done[0])
-                del running[done[0]]
-            except RayTaskError as error:
-                self._drain(running)
-                raise failure(items[position], error.cause if error.cause is not None else error) from error
-            except LOST as error:
-                # Everything in the actor's queue fails with it, but it died under the first.
-                lost = [running.pop(reference)[1] for reference, (s, _) in list(running.items()) if s == slot]
-                item = items[lost[0]]
-                attempts[lost[0]] += 1
-                if attempts[lost[0]] >= MAX_ATTEMPTS:
-                    self._drain(running)
-                    raise RunFailed(
-                        f"client {item.client}, round {item.round}: {type(item.task).__name__} lost its actor "
-                        f"{MAX_ATTEMPTS} times; the last one died: {first_line(error)}\n"
-                        "Often this is memory: lower execution.actors or training.batch_size."
-                    ) from error
-                self._replace(slot, error)
-                (waiting[slot] if self._per_client else common).extendleft(reversed(lost))
-            feed(slot, IN_FLIGHT)
-        return [outcomes[i] for i in range(len(items))]
+    def _send(self, slot: int, piece: Piece) -> Any:
+        reference = self._actors[slot].work.remote(piece.items, piece.job.broadcast, piece.job.lane)
+        reference.future().add_done_callback(lambda _: self._inbox.put(_Done(reference)))
+        return reference
 
     def _replace(self, slot: int, error: Exception) -> None:
-        self._actors[slot] = self._start_actor()
-        try:
-            ray.get(self._actors[slot].prepare.remote(self._setup_ref), timeout=self._config.startup_timeout_s)
-        except (GetTimeoutError, *LOST) as again:
-            raise RunFailed(f"a client actor died and could not be replaced: {error}") from again
-
-    @staticmethod
-    def _drain(running: dict[Any, tuple[int, int]]) -> None:
-        # Later runs reuse the actors: nothing of a failed run may still be in their queues.
-        ray.wait(list(running), num_returns=len(running)) if running else None
-        running.clear()
+        """Start a new actor in place of a dead one. Raises RunFailed."""
+        with self._serving:
+            self._actors[slot] = actor = self._start_actor()
+            try:
+                ray.get(actor.pid.remote(), timeout=self._config.startup_timeout_s)
+            except (GetTimeoutError, *LOST) as again:
+                raise RunFailed(f"a client actor died and could not be replaced: {error}") from again
+            for lane, served in self._served.items():
+                actor.prepare.remote(served.setup, lane, *served.images)
 
     def close(self) -> None:
         """Kill the actors; Ray itself stays up for the next pool."""
+        self._inbox.put(None)
+        self._thread.join(timeout=self._config.startup_timeout_s)
+        self._kill_actors()
+        self._served.clear()
+
+    def _kill_actors(self) -> None:
         for actor in self._actors:
             ray.kill(actor)
         self._actors = []
-        self._setup_ref = None
+
+
+def _broken(error: Exception) -> RunFailed:
+    failed = RunFailed(f"the pool of client actors broke down: {type(error).__name__}: {first_line(error)}")
+    failed.__cause__ = error
+    return failed
+
+
+def _same(one: tuple[Any, Any], other: tuple[Any, Any]) -> bool:
+    return one[0] is other[0] and one[1] is other[1]

@@ -1,4 +1,4 @@
-"""What a process needs to serve any client of a run: module, optimizer and images, built once and reused."""
+"""What a process needs to serve any client of a run: its network (see `engine`), images and settings."""
 
 from __future__ import annotations
 
@@ -7,27 +7,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from lightning.fabric import Fabric
-from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsir.clients.module import ClientModule
-from fedsir.clients.objective import CrossEntropy
 from fedsir.config.data import TransformConfig
 from fedsir.config.training import ModelConfig, Precision
-from fedsir.models.binding import FlatBinding
-from fedsir.models.network import build_network
 from fedsir.seeding import Stream, generator
+
+if TYPE_CHECKING:
+    from fedsir.clients.engine import Engine
 
 
 @dataclass(frozen=True)
 class RuntimeSetup:
-    """Everything an actor must know to serve any client of one run; shipped once per run.
+    """Everything a worker must know to serve any client of one run; shipped once per run, images once per data set.
 
     train_images, test_images: (N, H, W) uint8. indices: K arrays of positions in `train_images`. public_pool:
     (P,) positions of images that no client holds.
@@ -48,47 +45,47 @@ class RuntimeSetup:
 
 @dataclass
 class Work:
-    """What one task took: seconds preparing batches and computing; local images trained on and only forwarded."""
+    """What one task took.
+
+    data: seconds preparing batches. compute: all other seconds. training: the part of `compute` that went into
+    optimisation steps. trained, forwarded: local images trained on and only forwarded.
+    """
 
     data: float = 0.0
     compute: float = 0.0
+    training: float = 0.0
     trained: int = 0
     forwarded: int = 0
 
+    def add(self, other: Work) -> None:
+        """Count `other` as well."""
+        self.data += other.data
+        self.compute += other.compute
+        self.training += other.training
+        self.trained += other.trained
+        self.forwarded += other.forwarded
+
 
 class ClientRuntime:
-    """Module, optimizer and image access for one process.
+    """Serves the clients of one run in one process.
 
     It holds only caches: whatever must survive a task travels in the task's result.
     """
 
-    def __init__(self, setup: RuntimeSetup) -> None:
+    def __init__(self, setup: RuntimeSetup, engine: Engine | None = None) -> None:
+        """engine: one that other runs use as well; its own by default."""
         self.setup = setup
-        # LightningEnvironment keeps a client from reading SLURM variables as if it were a rank of a larger job.
-        self.fabric = Fabric(
-            accelerator=setup.device, devices=1, precision=setup.precision, plugins=[LightningEnvironment()]
-        )
-        module = ClientModule(build_network(setup.model, setup.num_classes), CrossEntropy())
-        self.fabric_module, self.fabric_optimizer = self.fabric.setup(module, module.configure_optimizers())
-        self.module = module
-        self.network = module.network
-        self.optimizer: torch.optim.Optimizer = self.fabric_optimizer.optimizer
-        self.device = self.fabric.device
-        self.binding = FlatBinding(module.network)
-        self._on_device: dict[int, Tensor] = {}
+        if engine is None:
+            # Not at the top: the methods' settings are read without Lightning, which takes seconds to load.
+            from fedsir.clients.engine import Engine
 
-    def reconfigure(self, setup: RuntimeSetup) -> bool:
-        """Serve another run with the same module; False when the run needs another one."""
-        same = (
-            setup.model == self.setup.model
-            and setup.num_classes == self.setup.num_classes
-            and (setup.device, setup.precision, setup.threads)
-            == (self.setup.device, self.setup.precision, self.setup.threads)
-        )
-        if same:
-            self.setup = setup
-            self._on_device.clear()
-        return same
+            engine = Engine.of(setup)
+        self.fabric, self.module, self.binding = engine.fabric, engine.module, engine.binding
+        self.fabric_module, self.fabric_optimizer = engine.fabric_module, engine.fabric_optimizer
+        self.network = engine.module.network
+        self.optimizer: torch.optim.Optimizer = engine.fabric_optimizer.optimizer
+        self.device = engine.fabric.device
+        self._on_device: dict[int, Tensor] = {}
 
     def client_images(self, client: int, positions: NDArray[np.int64]) -> Tensor:
         """Raw images (B, H, W) uint8 of a client on its device, by position within the client."""

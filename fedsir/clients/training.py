@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsir.clients.module import Batch, Objective
-from fedsir.clients.runtime import Client, ClientRuntime
+from fedsir.clients.runtime import Client
 from fedsir.config.training import OptimizerConfig, TrainingConfig
 from fedsir.data.transforms import draw_flips, flip, normalize
 from fedsir.models.flat import FlatWeights
@@ -135,7 +136,7 @@ def train_locally(
                     batch_extras["teacher_logits"] = teacher_logits[epoch][where]
                 batch = Batch(normalize(images, transform), targets[where], batch_extras)
             client.work.trained += len(positions)
-            value = take_step(runtime, batch, index)
+            value = take_step(client, batch, index)
             if not np.isfinite(value):
                 skipped += 1
                 continue
@@ -146,14 +147,16 @@ def train_locally(
     return LocalUpdate(runtime.binding.read(), client.size, total / max(steps, 1), steps, skipped)
 
 
-def take_step(runtime: ClientRuntime, batch: Batch, index: int) -> float:
+def take_step(client: Client, batch: Batch, index: int) -> float:
     """One optimisation step; returns its loss. Where that is not finite, nothing has been changed."""
+    begin, runtime = time.perf_counter(), client.runtime
     loss = runtime.fabric_module.training_step(batch, index)
     value = float(loss.detach())
     if np.isfinite(value):
         runtime.fabric_optimizer.zero_grad()
         runtime.fabric.backward(loss)
         runtime.fabric_optimizer.step()
+    client.work.training += time.perf_counter() - begin
     return value
 
 

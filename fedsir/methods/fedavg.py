@@ -9,6 +9,7 @@ from fedsir.clients.objective import CrossEntropy
 from fedsir.config.method import MethodConfig
 from fedsir.methods.aggregate import average
 from fedsir.methods.base import MethodState, Server
+from fedsir.methods.cost import training_alone
 from fedsir.methods.local import local_training, train_round
 from fedsir.methods.registry import MethodEntry
 
@@ -38,4 +39,5 @@ METHOD = MethodEntry(
     build=lambda config: FedAvg(),  # noqa: ARG005 - nothing to set
     summary="sample-weighted averaging, no noise handling",
     source="McMahan et al., AISTATS 2017",
+    cost=training_alone,
 )

@@ -20,6 +20,7 @@ from fedsir.config.base import Fraction, NonNegativeFloat, Section
 from fedsir.config.method import MethodConfig
 from fedsir.methods.aggregate import average
 from fedsir.methods.base import MethodState, Server
+from fedsir.methods.cost import Cost, Scale
 from fedsir.methods.local import stage_rounds, train_round
 from fedsir.methods.registry import MethodEntry
 from fedsir.mixture import high_group
@@ -217,9 +218,18 @@ def _names(mask: NDArray[np.bool_]) -> str:
     return "client " + ", ".join(map(str, _positions(mask)))
 
 
+def cost(config: FedCorrConfig, scale: Scale) -> Cost:
+    """Only clean clients fine-tune. A pass after each training of stage 1, and one for each correction of labels."""
+    preprocessing, finetuning, usual = config.stages.rounds(scale.training.rounds)
+    rounds = preprocessing + usual + scale.clean * finetuning
+    corrections = preprocessing + (1 if finetuning else 0)
+    return Cost(rounds * scale.training.local_epochs, preprocessing + (1.0 - scale.clean) * corrections)
+
+
 METHOD = MethodEntry(
     config=FedCorrConfig,
     build=FedCorr,
     summary="noisy clients found by local intrinsic dimensionality, labels corrected in stages",
     source="Xu et al., CVPR 2022, arXiv 2204.04677",
+    cost=cost,
 )

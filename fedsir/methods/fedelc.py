@@ -18,6 +18,7 @@ from fedsir.config.base import Fraction
 from fedsir.config.method import MethodConfig
 from fedsir.methods.aggregate import distance_aware_average
 from fedsir.methods.base import MethodState, Server
+from fedsir.methods.cost import Cost, Scale
 from fedsir.methods.local import la_objective, local_training, stage_rounds
 from fedsir.methods.loss_detection import LossDetection, detect_noisy_clients, taken_for_clean
 from fedsir.methods.registry import MethodEntry
@@ -94,9 +95,19 @@ def _report_labels(server: Server, state: FedELCState, t: int) -> FedELCState:
     return state.relabeled(t + 1, labels)
 
 
+def cost(config: FedELCConfig, scale: Scale) -> Cost:
+    """Everybody predicts once for the detection, noisy clients after each of the rounds that follow."""
+    rounds = scale.training.rounds
+    following = rounds - stage_rounds(config.warmup, rounds)
+    if following <= 0:
+        return Cost(scale.passes)
+    return Cost(scale.passes, 1.0 + (1.0 - scale.clean) * following)
+
+
 METHOD = MethodEntry(
     config=FedELCConfig,
     build=FedELC,
     summary="noisy clients by class losses learn a label distribution per image, distance-aware averaging",
     source="Jiang et al., CIKM 2024, arXiv 2408.04301",
+    cost=cost,
 )

@@ -13,6 +13,7 @@ from fedsir.config.method import MethodConfig
 from fedsir.data.views import ViewSettings
 from fedsir.methods.aggregate import average
 from fedsir.methods.base import MethodState, Server
+from fedsir.methods.cost import STEP_FORWARDS, Cost, Scale
 from fedsir.methods.local import stage_rounds, train_round
 from fedsir.methods.registry import MethodEntry
 from fedsir.objectives import linear_ramp
@@ -50,9 +51,15 @@ class FedLSR:
         return replace(state, weights=average(server, updates, state.weights))
 
 
+def cost(config: FedLSRConfig, scale: Scale) -> Cost:  # noqa: ARG001 - settings change no work
+    """The second view is a second forward and backward pass."""
+    return Cost(scale.passes, STEP_FORWARDS * scale.passes)
+
+
 METHOD = MethodEntry(
     config=FedLSRConfig,
     build=FedLSR,
     summary="two views of every image, mixed and sharpened predictions, consistency and entropy terms",
     source="Jiang et al., CIKM 2022",
+    cost=cost,
 )

@@ -14,6 +14,7 @@ from fedsir.config.base import Fraction, PositiveFloat
 from fedsir.config.method import MethodConfig
 from fedsir.methods.aggregate import distance_aware_average
 from fedsir.methods.base import MethodState, Server
+from fedsir.methods.cost import Cost, Scale
 from fedsir.methods.local import la_objective, local_training, stage_rounds, train_round
 from fedsir.methods.loss_detection import LossDetection, detect_noisy_clients, taken_for_clean
 from fedsir.methods.registry import MethodEntry
@@ -77,9 +78,19 @@ class FedNoRo:
         return local_training(server, labels, distilled, teacher_logits=True)
 
 
+def cost(config: FedNoRoConfig, scale: Scale) -> Cost:
+    """Everybody predicts once for the detection, noisy clients have a teacher in each epoch that follows."""
+    rounds = scale.training.rounds
+    following = rounds - stage_rounds(config.warmup, rounds)
+    if following <= 0:
+        return Cost(scale.passes)
+    return Cost(scale.passes, 1.0 + (1.0 - scale.clean) * following * scale.training.local_epochs)
+
+
 METHOD = MethodEntry(
     config=FedNoRoConfig,
     build=FedNoRo,
     summary="noisy clients by class losses, distillation from the global model, distance-aware averaging",
     source="Wu et al., IJCAI 2023, arXiv 2305.05230",
+    cost=cost,
 )

@@ -19,6 +19,7 @@ from fedsir.config.method import MethodConfig
 from fedsir.config.training import TrainingConfig
 from fedsir.methods.aggregate import average
 from fedsir.methods.base import MethodState, Server
+from fedsir.methods.cost import training_alone
 from fedsir.methods.local import train_round
 from fedsir.methods.registry import MethodEntry
 from fedsir.models.network import Network
@@ -92,4 +93,5 @@ METHOD = MethodEntry(
     build=FedProx,
     summary="FedAvg with a proximal term that holds local weights near the received ones",
     source="Li et al., MLSys 2020, arXiv 1812.06127",
+    cost=training_alone,
 )

@@ -22,7 +22,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from fedsir.config.base import PositiveFloat, PositiveInt
-from fedsir.methods.oct_fedsir import OctFedSIR
+from fedsir.methods.oct_fedsir import OctFedSIR, cost
 from fedsir.methods.registry import MethodEntry
 from fedsir.methods.spectral_settings import (
     CleanFraction,
@@ -97,6 +97,7 @@ METHOD = MethodEntry(
     build=OctFedSIR,
     summary="spectral identification and relabelling as in the published predecessor of OCT-FedSIR",
     source="FedSIR, CVPR 2026; github.com/sinagh72/FedSIR",
+    cost=cost,
     presets={
         "faithful": {"stage_one": {"batch_size": 64}, "references": {"basis": "filled"}},
         "equal_steps": {"stage_one": {"length": "steps"}},

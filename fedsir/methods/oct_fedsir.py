@@ -20,10 +20,11 @@ from fedsir.clients.tasks import ClientTask, LocalTraining
 from fedsir.clients.training import LocalUpdate
 from fedsir.methods.aggregate import average, distance_aware_average
 from fedsir.methods.base import MethodState, Server
+from fedsir.methods.cost import Cost, Scale
 from fedsir.methods.local import local_training, recipe
 from fedsir.methods.registry import MethodEntry
 from fedsir.methods.spectral_settings import CleanFraction, ConstantWeight, SpectralConfig
-from fedsir.methods.stage_one import identify_clients
+from fedsir.methods.stage_one import identify_clients, stage_one_cost
 from fedsir.models.flat import FlatWeights
 from fedsir.objectives import exp_ramp, la_prior
 from fedsir.spectral.references import ClassReference
@@ -181,11 +182,22 @@ def _clean(state: MethodState) -> NDArray[np.bool_]:
     return state.identification.clean
 
 
+def cost(config: SpectralConfig, scale: Scale) -> Cost:
+    """Stage I, a pass at each checkpoint of relabelling, and at noisy clients the teacher's pass in each epoch."""
+    before, noisy = stage_one_cost(config.stage_one, scale), 1.0 - scale.clean
+    if noisy == 0.0:
+        return Cost(before.trained + scale.passes, before.forwarded)
+    checkpoints = sum(config.relabeling.due(t) for t in range(scale.training.rounds))
+    taught = noisy * scale.passes if config.distillation.enabled else 0.0
+    return Cost(before.trained + scale.passes, before.forwarded + checkpoints + taught)
+
+
 METHOD = MethodEntry(
     config=OctFedSIRConfig,
     build=OctFedSIR,
     summary="spectral identification, relabelling where two criteria agree, noise-aware training",
     source="OCT-FedSIR, arXiv 2609.14734",
+    cost=cost,
     presets={
         "equal_steps": {"stage_one": {"length": "steps"}},
         "no_relabeling": {"relabeling": {"enabled": False}},

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsir.config.method import MethodConfig
 from fedsir.errors import BadInput
+from fedsir.methods.cost import CostOf
 
 if TYPE_CHECKING:
     from fedsir.methods.base import Method
@@ -42,13 +43,18 @@ BUILT_IN = {
 
 @dataclass(frozen=True)
 class MethodEntry:
-    """One registered method. presets: named variants, `name/preset`, as settings that differ from the defaults."""
+    """One registered method.
+
+    presets: named variants, `name/preset`, as settings that differ from the defaults. cost: how much work a run is;
+    without it plans take the method for FedAvg, and say so.
+    """
 
     config: type[MethodConfig]
     build: Callable[[Any], Method[Any]]
     summary: str
     source: str
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    cost: CostOf | None = None
 
 
 def method_names() -> list[str]:

@@ -33,6 +33,7 @@ from fedsir.config.base import Fraction, NonNegativeFloat
 from fedsir.config.method import MethodConfig
 from fedsir.methods.aggregate import average
 from fedsir.methods.base import MethodState, Server
+from fedsir.methods.cost import STEP_FORWARDS, Cost, Scale
 from fedsir.methods.local import recipe, stage_rounds
 from fedsir.methods.registry import MethodEntry
 from fedsir.models.flat import FlatWeights
@@ -207,10 +208,25 @@ def _consensus(peers: Peers) -> Peers:
     return Peers(mean[None].astype(np.float32), np.ones(1))
 
 
+def cost(config: RHFLConfig, scale: Scale) -> Cost:
+    """With an exchange a pass for the loss, and on the public pool predictions and an epoch; private models are
+    evaluated one by one."""
+    rounds, pool = scale.training.rounds, scale.pool_share
+    if config.mode == "averaged":
+        # The global model is aligned once, on the server.
+        align = pool * (1.0 + STEP_FORWARDS / scale.clients) if config.align_global else 0.0
+        return Cost(scale.passes, rounds * (1.0 + align))
+    alone = stage_rounds(config.pretrain, rounds) if config.pretrain > 0 else 0
+    exchanges = max(0, rounds - alone) if scale.pool > 0 and scale.clients > 1 else 0
+    models = scale.clients if config.mode == "private" else 1
+    return Cost(scale.passes, exchanges * (1.0 + pool * (1.0 + STEP_FORWARDS)), models)
+
+
 METHOD = MethodEntry(
     config=RHFLConfig,
     build=RHFL,
     summary="private models with symmetric cross entropy that match each other on public images",
     source="Fang and Ye, CVPR 2022",
     presets={"averaged": {"mode": "averaged"}, "hybrid": {"mode": "hybrid"}},
+    cost=cost,
 )

@@ -22,6 +22,7 @@ from fedsir.config.method import MethodConfig
 from fedsir.config.training import TrainingConfig
 from fedsir.methods.aggregate import average
 from fedsir.methods.base import MethodState, Server
+from fedsir.methods.cost import Cost, Scale
 from fedsir.methods.local import stage_rounds
 from fedsir.methods.registry import MethodEntry
 from fedsir.models.network import Network
@@ -232,9 +233,17 @@ def _merged(
     return merged_centroids(current, returned[usable], counts[usable])
 
 
+def cost(config: RoFLConfig, scale: Scale) -> Cost:
+    """A pass for class means in the first round, one for pseudo-labels in the rounds that use them."""
+    rounds = scale.training.rounds
+    with_pseudo_labels = max(0, rounds - stage_rounds(config.pseudo_label_start, rounds))
+    return Cost(scale.passes, 1.0 + with_pseudo_labels)
+
+
 METHOD = MethodEntry(
     config=RoFLConfig,
     build=RoFL,
     summary="small-loss selection with exchanged class centroids and pseudo-labels",
     source="Yang et al., IEEE Intelligent Systems 2022, arXiv 2012.01700",
+    cost=cost,
 )

@@ -13,9 +13,10 @@ import numpy as np
 from fedsir.clients.objective import CrossEntropy
 from fedsir.methods.aggregate import average
 from fedsir.methods.base import MethodState, Server
+from fedsir.methods.cost import Cost, Scale
 from fedsir.methods.local import la_objective, local_training, train_round
 from fedsir.methods.registry import MethodEntry
-from fedsir.methods.stage_one import IdentifyingConfig, identify_clients
+from fedsir.methods.stage_one import IdentifyingConfig, identify_clients, stage_one_cost
 
 
 class SpectralPruningConfig(IdentifyingConfig):
@@ -50,10 +51,17 @@ class SpectralPruning:
         return replace(state, weights=average(server, updates, state.weights))
 
 
+def cost(config: SpectralPruningConfig, scale: Scale) -> Cost:
+    """Stage I everywhere, then clean clients alone."""
+    before = stage_one_cost(config.stage_one, scale)
+    return Cost(before.trained + scale.clean * scale.passes, before.forwarded)
+
+
 METHOD = MethodEntry(
     config=SpectralPruningConfig,
     build=SpectralPruning,
     summary="FedAvg over the clients that OCT-FedSIR's identification takes for clean",
     source="OCT-FedSIR, arXiv 2609.14734 (baseline)",
     presets={"equal_steps": {"stage_one": {"length": "steps"}}},
+    cost=cost,
 )

@@ -22,6 +22,7 @@ from fedsir.config.base import NonNegativeFloat, PositiveFloat, PositiveInt, Sec
 from fedsir.config.method import MethodConfig
 from fedsir.config.training import OptimizerConfig
 from fedsir.methods.base import Server
+from fedsir.methods.cost import Cost, Scale
 from fedsir.seeding import Stream, integer
 from fedsir.spectral.identification import Identification, IdentificationSettings, identify
 
@@ -30,6 +31,9 @@ STAGE_ONE_ROUND = 1_000_000
 
 UNEVEN_STEPS = 2.0
 """Ratio of most to fewest optimisation steps from which the user is told that the clients are hard to compare."""
+
+SIMILARITY_SETTINGS = {"balance", "feature_norm", "similarity_sign", "min_class_count"}
+"""Settings of the identification that decide similarities; the others only split the clients by them."""
 
 SMALL_CLIENT = 500
 """Images below which the evidence of a client is called weak; the paper's clients hold about 3,600."""
@@ -58,6 +62,14 @@ class IdentifyingConfig(MethodConfig):
     identification: IdentificationSettings = IdentificationSettings()
 
 
+def stage_one_cost(settings: StageOneSettings, scale: Scale) -> Cost:
+    """Local fine-tuning and one pass for features."""
+    if settings.length == "epochs" or scale.images is None:
+        return Cost(float(settings.epochs), 1.0)
+    batch_size = settings.batch_size or scale.training.batch_size
+    return Cost(settings.steps * min(batch_size, scale.images) / scale.images, 1.0)
+
+
 @dataclass(frozen=True)
 class StageOneOutcome:
     """The verdict, and every client's stage-I model by client id."""
@@ -77,11 +89,10 @@ def identify_clients(
     Training and similarities are shared by methods of the condition that ask for the same ones; the split is made
     anew, since it costs next to nothing.
     """
-    parts = {"balance", "feature_norm", "similarity_sign", "min_class_count"}
     objectives = [objective(k) for k in range(server.federation.num_clients)]
     what = {
         "stage": settings.model_dump(mode="json"),
-        "similarity": identification.model_dump(mode="json", include=parts),
+        "similarity": identification.model_dump(mode="json", include=SIMILARITY_SETTINGS),
         "objectives": hashlib.sha256(pickle.dumps(objectives)).hexdigest(),
     }
 

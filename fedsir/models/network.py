@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torchvision
 from torch import Tensor, nn
 
 from fedsir.config.training import BackboneName, ModelConfig
@@ -47,6 +46,8 @@ def _backbone(name: BackboneName) -> tuple[nn.Module, int]:
     """
     if name == "tiny":
         return TinyFeatures(), TinyFeatures.feature_dim
+    import torchvision  # a second to load, which those who only read settings need not wait for
+
     net: nn.Module
     if name == "squeezenet1_1":
         net = torchvision.models.squeezenet1_1(weights=None)

@@ -9,7 +9,6 @@ from pathlib import Path
 from pickle import UnpicklingError
 
 import torch
-import torchvision
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -51,6 +50,8 @@ def _imagenet_state(backbone: BackboneName) -> Mapping[str, Tensor]:
             "model.weights: there are no ImageNet weights for the backbone tiny.\n"
             "Use phantom-pretext, random or the path of a weights file."
         )
+    import torchvision  # see `network`
+
     weights = torchvision.models.get_model_weights(backbone).DEFAULT
     url: str = weights.url
     file = Path(torch.hub.get_dir()) / "checkpoints" / url.rsplit("/", 1)[-1]

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from filelock import FileLock
 
+from experiments.claims import claim_run
 from experiments.config import load_run_file
 
 MAX_LINES = 8
@@ -337,9 +337,7 @@ def test_damaged_checkpoint(refused: Callable[..., str], fedsir: Any, store: str
 
 def test_same_run_in_two_processes(refused: Callable[..., str], fedsir: Any, store: str) -> None:
     settings = fedsir.tiny_options("execution.actors=in-process", f"tracking.uri={store}")
-    checkpoint = load_run_file("demo", settings[1::2]).checkpoint_file
-    checkpoint.parent.mkdir(parents=True)
-    with FileLock(checkpoint.with_suffix(".lock")):
+    with claim_run(load_run_file("demo", settings[1::2])):
         refused(["run", "demo", *settings], "another process", "demo, oct_fedsir, seed 0", "Wait for its end")
 
 

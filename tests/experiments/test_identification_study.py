@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from experiments.config import RunFile, load_run_file
+from experiments.config import RunFile
 from experiments.session import Session
 from experiments.studies import identification
 from experiments.studies.command import parse_alphas, parse_noise
@@ -316,18 +316,6 @@ def test_a_file_that_cannot_be_used_comes_up_before_any_work(worked: list[tuple[
         with pytest.raises(BadInput):
             make(plan("fedsir"), file)
     assert worked == []
-
-
-def test_runs_share_within_a_condition_and_forget_the_last_one() -> None:
-    session = Session()
-    ours, fedsir = (load_run_file("demo", [f"method.name={name}"]) for name in ("oct_fedsir", "fedsir"))
-    memory = session._shared(ours)
-    memory["stage-I"] = 1
-    assert session._shared(fedsir) is memory
-    elsewhere = load_run_file("demo", ["work_dir=elsewhere", "tracking.experiment=other", "training.rounds=3"])
-    assert session._shared(elsewhere) is memory
-    assert session._shared(load_run_file("demo", ["seed=1"])) == {}
-    assert session._shared(ours) == {}
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------

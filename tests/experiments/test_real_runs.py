@@ -24,7 +24,13 @@ from safetensors import safe_open
 from experiments.commands import terminated_like_interrupted
 
 ROUNDS = 60
-SETTINGS = (f"training.rounds={ROUNDS}", "method.relabeling.every=15", "execution.actors=2")
+SETTINGS = (
+    f"training.rounds={ROUNDS}",
+    "method.relabeling.every=15",
+    "execution.actors=2",
+    # What the store knows of a killed process is compared with its checkpoint.
+    "tracking.flush_seconds=0.0",
+)
 STOPPED = "fedsir: stopped. The same command continues after the last finished round."
 RAY = ("raylet", "gcs_server", "ray::ClientActo")
 

@@ -84,7 +84,9 @@ def test_printed_configuration_is_the_same_run(fedsir: Any, tmp_path: Path, name
 
 def test_identity_ignores_where_a_run_executes_and_is_recorded() -> None:
     base = load_run_file("demo", []).identity()
-    for same in ("execution.actors=in-process", "tracking.experiment=x", "work_dir=elsewhere", "name=other"):
+    tracking = ("experiment=x", "figures=false", "weights=false", "flush_seconds=0.0")
+    same_result = ("execution.actors=in-process", "work_dir=elsewhere", "name=other")
+    for same in (*same_result, *(f"tracking.{setting}" for setting in tracking)):
         assert load_run_file("demo", [same]).identity() == base
     for other in ("seed=1", "execution.threads=2", "data.image_size=32", "method.relabeling.every=6"):
         assert load_run_file("demo", [other]).identity() != base

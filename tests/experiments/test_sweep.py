@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from filelock import FileLock
 
+from experiments.claims import claim_run
 from experiments.expansion import expand
 from experiments.grid import load_grid
 from experiments.session import Session
@@ -103,9 +103,9 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     run = Session.run
 
     def fail(name: str | None, error: BaseException | None = None, at: int = 1) -> None:
-        def patched(self: Session, config: Any, recorders: Any, fresh: bool = False) -> Any:
+        def patched(self: Session, config: Any, recorders: Any, **options: Any) -> Any:
             if name is None or f"{config.name} {config.method.label}" != name:
-                return run(self, config, recorders, fresh)
+                return run(self, config, recorders, **options)
             if at == 0:
                 raise error or RunFailed("broken before it began")
 
@@ -114,7 +114,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
                     if getattr(getattr(event, "record", None), "round", 0) == at:
                         raise error or RunFailed("broken on purpose\nwith details")
 
-            return run(self, config, [*recorders, Breaker()], fresh)
+            return run(self, config, [*recorders, Breaker()], **options)
 
         monkeypatch.setattr(Session, "run", patched)
 
@@ -237,9 +237,7 @@ def test_an_interrupted_sweep_continues(grid: Grid, failing: Callable[..., None]
 
 def test_a_run_of_another_process_is_left_to_it(grid: Grid) -> None:
     (held,) = expand(load_grid(str(grid.path)), ["noise=mild", "method=fedavg"]).runs
-    lock = held.config.checkpoint_file.with_suffix(".lock")
-    lock.parent.mkdir(parents=True)
-    with FileLock(lock):
+    with claim_run(held.config.model_copy(update={"tracking": grid.tracking})):
         ended = grid.sweep("run")
     assert ended.code == 0
     assert ended.out.count("another process works on it") == 2

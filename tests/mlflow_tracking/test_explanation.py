@@ -30,11 +30,16 @@ def recorded(book: Store, synthetic: Any) -> Callable[..., RunFacts]:
     """Record a run with the named ending; its facts as the store has them."""
 
     def record(
-        name: str, identity: str | None = None, ending: str = "finished", changes: Any = None, **kind: bool
+        name: str,
+        identity: str | None = None,
+        ending: str = "finished",
+        changes: Any = None,
+        figures: bool = False,
+        **kind: bool,
     ) -> RunFacts:
         config = synthetic.config()
         started = synthetic.started(config.model_copy(update={"name": name}), identity)
-        recorder = MlflowRecorder(book)
+        recorder = MlflowRecorder(book, TrackingConfig(figures=figures))
         recorder.record(started)
         mlflow_id = recorder.mlflow_run_id
         assert mlflow_id is not None
@@ -130,7 +135,7 @@ def test_verdicts_without_spectra_have_no_files_of_spectra(
         split="class_losses",
         mixture=None,
     )
-    run = recorded("votes", changes={"identification": votes}, relabels=False)
+    run = recorded("votes", changes={"identification": votes}, figures=True, relabels=False)
     explanation = read_explanation(book, run)
     assert explanation.relabeling is None
     assert explanation.identification is not None

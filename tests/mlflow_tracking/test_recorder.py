@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +9,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from mlflow.exceptions import MlflowException
 from PIL import Image
 from safetensors.numpy import load_file
 
 from fedsir.errors import RunFailed
 from fedsir.events import FINAL_METRICS, ROUND_METRICS, RoundFinished, RunFinished, RunStarted, RunStopped
+from mlflow_tracking.config import TrackingConfig
 from mlflow_tracking.describe import parameters
 from mlflow_tracking.recorder import MlflowRecorder
 from mlflow_tracking.store import Store
@@ -144,6 +147,40 @@ def test_weights_have_state_dict_names_shapes_and_types(finished: tuple[RunStart
     np.testing.assert_array_equal(weights["norm.running_mean"], [6, 7])
 
 
+@pytest.mark.parametrize(("figures", "weights"), [(False, True), (True, False), (False, False)])
+def test_what_is_switched_off_is_left_out_and_nothing_else(
+    store: Store,
+    synthetic: Any,
+    finished: tuple[RunStarted, Any, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    figures: bool,
+    weights: bool,
+) -> None:
+    complete = finished[2]
+    if not figures:
+        # Nothing that draws is even loaded.
+        monkeypatch.setitem(sys.modules, "mlflow_tracking.drawings", None)
+    # The same run again, as its identity and with it the files are the same.
+    started = synthetic.started(finished[0].config, finished[0].run_id)
+    recorder = MlflowRecorder(store, TrackingConfig(figures=figures, weights=weights))
+    play(recorder, started, range(1, 4), synthetic)
+    recorder.record(RunFinished(synthetic.result(started)))
+    folder = Path(runs_of(store, started.run_id)[0].info.artifact_uri.removeprefix("file://"))
+    kept = {p.relative_to(folder) for p in folder.rglob("*") if p.is_file()}
+    assert kept == {
+        path
+        for path in (p.relative_to(complete) for p in complete.rglob("*") if p.is_file())
+        if (figures or path.suffix != ".png") and (weights or path.suffix != ".safetensors")
+    }
+    for path in kept:
+        assert (folder / path).read_bytes() == (complete / path).read_bytes()
+
+
+def test_without_figures_matplotlib_is_not_loaded(start_python: Any) -> None:
+    code = "import sys, mlflow_tracking.artifacts, mlflow_tracking.recorder; sys.exit('matplotlib' in sys.modules)"
+    assert start_python(code).wait(timeout=120) == 0
+
+
 def test_method_without_identification_leaves_its_files_out(store: Store, synthetic: Any) -> None:
     started = synthetic.started(synthetic.config(synthetic.plain()))
     recorder = MlflowRecorder(store)
@@ -176,7 +213,7 @@ def test_parameters_have_the_same_keys_for_all_methods_and_sources(synthetic: An
 
 
 def test_undefined_and_unknown_figures_are_left_out(store: Store, synthetic: Any) -> None:
-    started, recorder = synthetic.started(), MlflowRecorder(store)
+    started, recorder = synthetic.started(), MlflowRecorder(store, TrackingConfig(flush_seconds=0.0))
     recorder.record(started)
     record = synthetic.record(1, **{"ident/margin": float("nan"), "train/loss": float("inf"), "other/thing": 1.0})
     recorder.record(RoundFinished(record, total_rounds=5))
@@ -269,6 +306,25 @@ def test_failing_artifacts_fail_the_run(store: Store, synthetic: Any, monkeypatc
     run = only_run(store, started.run_id)
     assert run.info.status == "FAILED"
     assert run.data.tags["fedsir.error"] == "OSError: disk full"
+
+
+def test_a_data_set_that_another_process_adds_at_the_same_time_is_used(
+    store: Store, synthetic: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = type(store.client).log_inputs
+    attempts = []
+
+    def too_late_once(client: Any, run_id: str, **named: Any) -> None:
+        attempts.append(run_id)
+        if len(attempts) == 1:
+            raise MlflowException("UNIQUE constraint failed: datasets.name, datasets.digest")
+        send(client, run_id, **named)
+
+    monkeypatch.setattr(type(store.client), "log_inputs", too_late_once)
+    started, recorder = synthetic.started(), MlflowRecorder(store, TrackingConfig(figures=False))
+    recorder.record(started)
+    assert len(only_run(store, started.run_id).inputs.dataset_inputs) == 1
+    recorder.record(RunStopped(KeyboardInterrupt(), killed=True))
 
 
 def test_store_lost_while_stopping_does_not_hide_the_error(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -28,7 +31,7 @@ def record(book: Store, synthetic: Any) -> Callable[..., str]:
 
     def run(ending: str, identity: str | None = None) -> str:
         started = synthetic.started(synthetic.config(), identity or uuid4().hex[:16])
-        recorder = MlflowRecorder(book)
+        recorder = MlflowRecorder(book, TrackingConfig(figures=False))
         recorder.record(started)
         recorder.record(RoundFinished(RoundRecord(1, {}), total_rounds=2))
         if ending == "finished":
@@ -40,10 +43,16 @@ def record(book: Store, synthetic: Any) -> Callable[..., str]:
     return run
 
 
-def test_states(book: Store, record: Callable[..., str]) -> None:
+@pytest.fixture(params=["tables", "search"])
+def seen(book: Store, request: pytest.FixtureRequest) -> Store:
+    """`book` as `recorded_states` reads a SQLite file, without MLflow, and as it reads a server."""
+    return replace(book, client=None) if request.param == "tables" else replace(book, uri="http://elsewhere:5000")
+
+
+def test_states(book: Store, seen: Store, record: Callable[..., str]) -> None:
     identities = {ending: record(ending) for ending in ("finished", "failed", "killed", "running")}
     unknown = uuid4().hex[:16]
-    states = recorded_states(book, [*identities.values(), unknown])
+    states = recorded_states(seen, [*identities.values(), unknown])
     assert {ending: states[identity].status for ending, identity in identities.items()} == {
         "finished": "finished",
         "failed": "failed",
@@ -58,21 +67,47 @@ def test_states(book: Store, record: Callable[..., str]) -> None:
     assert recorded_state(book, unknown) is None
 
 
-def test_only_what_is_asked_for(book: Store, record: Callable[..., str]) -> None:
+def test_only_what_is_asked_for(seen: Store, record: Callable[..., str]) -> None:
     first, _ = record("finished"), record("finished")
-    assert set(recorded_states(book, [first])) == {first}
+    assert set(recorded_states(seen, [first])) == {first}
 
 
-def test_a_finished_run_counts_whatever_came_after_it(book: Store, record: Callable[..., str]) -> None:
+def test_a_finished_run_counts_whatever_came_after_it(seen: Store, record: Callable[..., str]) -> None:
     identity = record("finished")
     record("failed", identity)
-    assert recorded_states(book, [identity])[identity].status == "finished"
+    assert recorded_states(seen, [identity])[identity].status == "finished"
 
 
-def test_of_unfinished_runs_the_latest_counts(book: Store, record: Callable[..., str]) -> None:
+def test_of_unfinished_runs_the_latest_counts(seen: Store, record: Callable[..., str]) -> None:
     identity = record("failed")
     record("killed", identity)
-    assert recorded_states(book, [identity])[identity].status == "interrupted"
+    assert recorded_states(seen, [identity])[identity].status == "interrupted"
+
+
+def test_deleted_runs_other_experiments_and_runs_of_others_do_not_count(
+    book: Store, seen: Store, record: Callable[..., str], synthetic: Any
+) -> None:
+    deleted = record("finished")
+    (run,) = book.runs(f"tags.`fedsir.run_id` = '{deleted}'")
+    book.client.delete_run(run.info.run_id)
+    elsewhere = prepare_store(TrackingConfig(uri=book.uri, experiment="states of others"))
+    started = synthetic.started()
+    MlflowRecorder(elsewhere, TrackingConfig(figures=False)).record(started)
+    book.client.create_run(book.experiment_id)
+    assert recorded_states(seen, [deleted, started.run_id]) == {}
+    assert set(recorded_states(elsewhere, [started.run_id])) == {started.run_id}
+
+
+def test_tables_that_have_changed_are_left_to_mlflow(book: Store, record: Callable[..., str], tmp_path: Path) -> None:
+    identity = record("finished")
+    with sqlite3.connect(tmp_path / "other.db") as connection:
+        connection.execute("CREATE TABLE runs (identity TEXT)")
+    connection.close()
+    for file in ("other.db", "missing.db"):
+        known = recorded_states(replace(book, uri=f"sqlite:///{tmp_path / file}"), [identity])
+        assert known == recorded_states(book, [identity])
+        assert known[identity].status == "finished"
+    assert not (tmp_path / "missing.db").exists()
 
 
 def test_a_failure_before_the_start_is_recorded_once(book: Store, synthetic: Any) -> None:

@@ -38,6 +38,19 @@ def test_passwords_are_not_shown() -> None:
     assert shown_uri("http://host:5000") == "http://host:5000"
 
 
+def test_everything_is_recorded_unless_switched_off() -> None:
+    config = TrackingConfig()
+    assert (config.figures, config.weights, config.flush_seconds) == (True, True, 5.0)
+
+
+@pytest.mark.parametrize(
+    "values", [{"flush_seconds": -1.0}, {"flush_seconds": float("inf")}, {"figures": "no"}, {"weights": 0}]
+)
+def test_values_that_mean_something_else_are_refused(values: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        TrackingConfig(**values)
+
+
 def test_the_configuration_does_not_import_mlflow(start_python: Any) -> None:
     slow = {"mlflow", "matplotlib", "torch"}
     code = f"import sys, mlflow_tracking.config; sys.exit(bool({slow} & set(sys.modules)))"

@@ -75,12 +75,12 @@ def test_another_network_gets_another_module_and_another_run_the_same(lab: Any) 
     config = lab.config()
     executor = InProcessExecutor()
     executor.prepare(lab.setup(config))
-    module = executor._runtime.module  # type: ignore[union-attr]
+    module = executor.runtime().module
     executor.prepare(lab.setup(lab.config(seed=5)))
-    assert executor._runtime.module is module  # type: ignore[union-attr]
-    assert executor._runtime.setup.seed == 5  # type: ignore[union-attr]
+    assert executor.runtime().module is module
+    assert executor.runtime().setup.seed == 5
     executor.prepare(lab.setup(lab.config(model={"dropout": 0.3})))
-    assert executor._runtime.module is not module  # type: ignore[union-attr]
+    assert executor.runtime().module is not module
 
 
 def test_runs_in_between_leave_no_trace(lab: Any) -> None:

@@ -15,8 +15,11 @@ import pytest
 import ray
 
 from fedsir.clients.executor import WorkItem
-from fedsir.clients.pool import MAX_ATTEMPTS, ActorPool, pool_size, start_ray
+from fedsir.clients.feeding import MAX_ATTEMPTS
+from fedsir.clients.local_ray import start_ray
+from fedsir.clients.pool import ActorPool
 from fedsir.clients.runtime import Client
+from fedsir.clients.sizing import pool_size
 from fedsir.clients.tasks import Broadcast, ClientResult
 from fedsir.config.training import ExecutionConfig
 from fedsir.errors import BadInput, RunFailed
@@ -118,7 +121,7 @@ def test_an_actor_killed_under_a_task_costs_nothing(
             except ray.exceptions.RayActorError as error:
                 raise ray.exceptions.OutOfMemoryError("the node is running low on memory") from error
 
-        monkeypatch.setattr("fedsir.clients.pool.ray.get", get)
+        monkeypatch.setattr("fedsir.clients.feeding.ray.get", get)
     dying = wrapping(2, 1, lambda task: Dying(task, str(tmp_path), times=1))
     before = set(pool.pids())
     recorder = lab.collector()
@@ -150,7 +153,7 @@ def test_a_task_that_always_kills_its_actor_ends_the_run(
     lab: Any, pool_of: Callable[..., ActorPool], tmp_path: Path, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert 2 <= MAX_ATTEMPTS <= 5
-    monkeypatch.setattr("fedsir.clients.pool.MAX_ATTEMPTS", 2)
+    monkeypatch.setattr("fedsir.clients.feeding.MAX_ATTEMPTS", 2)
     pool = pool_of(1)
     dying = wrapping(2, 1, lambda task: Dying(task, str(tmp_path), times=100))
     recorder = lab.collector()

@@ -1,0 +1,108 @@
+"""Work that waits for the actors of a pool: one job per dispatch, cut into pieces that are worth a message."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedsir.clients.executor import Outcome, WorkItem, longest_first
+
+PIECE_SECONDS = 0.05
+"""Least work per message where there is more of it; a message costs one to two milliseconds."""
+
+PIECES_PER_SLOT = 3
+"""Pieces per actor that a job is cut into at least, so that the last of them end at about the same time."""
+
+
+@dataclass
+class Job:
+    """Items of one dispatch and their outcomes.
+
+    broadcast: reference to what all of them share. attempts: per item, how often it lost its actor.
+    """
+
+    lane: int
+    items: Sequence[WorkItem]
+    broadcast: Any
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    attempts: dict[int, int] = field(default_factory=dict)
+    error: BaseException | None = None
+    over: threading.Event = field(default_factory=threading.Event)
+
+    def finish(self, positions: Sequence[int], outcomes: Sequence[Outcome]) -> None:
+        """Keep outcomes; the job is over with the last of them."""
+        self.outcomes.update(zip(positions, outcomes, strict=True))
+        if len(self.outcomes) == len(self.items):
+            self.over.set()
+
+    def fail(self, error: BaseException) -> None:
+        """End the job with its first error."""
+        if not self.over.is_set():
+            self.error = error
+            self.over.set()
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Items of a job, by position, that travel to an actor together."""
+
+    job: Job
+    positions: tuple[int, ...]
+
+    @property
+    def items(self) -> list[WorkItem]:
+        """The items themselves."""
+        return [self.job.items[p] for p in self.positions]
+
+    def singles(self) -> list[Piece]:
+        """The same items, each on its own: to find out which of them kills its actor."""
+        return [Piece(self.job, (p,)) for p in self.positions]
+
+
+class Rates:
+    """Seconds per unit of cost, learned per kind of task; they decide on the size of pieces and on nothing else."""
+
+    def __init__(self) -> None:
+        self._rates: dict[str, float] = {}
+
+    def learn(self, items: Sequence[WorkItem], outcomes: Sequence[Outcome]) -> None:
+        """Take note of what items took; later figures weigh more."""
+        for item, outcome in zip(items, outcomes, strict=True):
+            kind, rate = type(item.task).__name__, (outcome.work.data + outcome.work.compute) / max(item.cost, 1)
+            self._rates[kind] = 0.5 * (self._rates.get(kind, rate) + rate)
+
+    def seconds(self, items: Sequence[WorkItem]) -> list[float | None]:
+        """Expected seconds per item; None for kinds never seen."""
+        rates: Mapping[str, float] = self._rates
+        return [
+            None if rate is None else rate * max(item.cost, 1)
+            for item in items
+            for rate in [rates.get(type(item.task).__name__)]
+        ]
+
+
+def pieces(job: Job, seconds: Sequence[float | None], slots: int, alone: bool) -> list[Piece]:
+    """Cut a job, longest items first; items of unknown length travel alone.
+
+    alone: no other job could use an actor that runs out of work, so all actors get enough pieces of this one.
+    """
+    known = sum(s for s in seconds if s is not None)
+    target = min(PIECE_SECONDS, known / (PIECES_PER_SLOT * slots)) if alone else PIECE_SECONDS
+    found: list[Piece] = []
+    together: list[int] = []
+    spent = 0.0
+    for position in longest_first(job.items):
+        expected = seconds[position]
+        if expected is None:
+            found.append(Piece(job, (position,)))
+            continue
+        if together and (spent + expected > target):
+            found.append(Piece(job, tuple(together)))
+            together, spent = [], 0.0
+        together.append(position)
+        spent += expected
+    if together:
+        found.append(Piece(job, tuple(together)))
+    return found
