@@ -26,7 +26,7 @@ NEEDED = {
 
 
 def test_every_preset_is_known_here() -> None:
-    assert presets() == sorted(NEEDED)
+    assert list(presets()) == sorted(NEEDED)
 
 
 @pytest.mark.parametrize("name", NEEDED)
