@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -56,9 +56,9 @@ def queued(
 ) -> tuple[list[PlannedRun], Tally]:
     """Interrupted and missing runs, or with `retry` failed ones, at most `limit`; and a tally of the others.
 
-    Longest first by `costs` per identity, so that none is left alone at the end; runs of equal cost keep their order,
-    in which those that share most follow each other. Runs that are executed differently need other workers, of which
-    there is one set at a time; they follow each other too.
+    Longest first by `costs` per identity, so that none is left alone at the end, but runs of one group follow each
+    other, since they share federation and stage I: the group with the longest run comes first. Runs that are executed
+    differently need other workers, of which there is one set at a time; they follow each other too.
     """
     tally, queue = Tally(), []
     for run in runs:
@@ -71,7 +71,15 @@ def queued(
         elif status == "failed":
             tally.failed_before.append(run)
     layouts = list(dict.fromkeys(run.config.execution for run in queue))
-    queue.sort(key=lambda run: (layouts.index(run.config.execution), -costs[run.identity]))
+    longest: dict[int, float] = defaultdict(float)
+    for run in queue:
+        longest[run.group] = max(longest[run.group], costs[run.identity])
+
+    def place(run: PlannedRun) -> tuple[int, float, int, float]:
+        layout = layouts.index(run.config.execution)
+        return layout, -longest[run.group], run.group, -costs[run.identity]
+
+    queue.sort(key=place)
     if limit is not None:
         tally.left = max(0, len(queue) - limit)
     return queue[:limit], tally

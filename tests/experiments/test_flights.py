@@ -57,9 +57,9 @@ def test_the_system_says_how_much_there_is() -> None:
     assert 10**6 < available_bytes() < 2**50
 
 
-def planned(name: str, *overrides: str) -> PlannedRun:
+def planned(name: str, *overrides: str, group: int = 0) -> PlannedRun:
     config = load_run_file("demo", [f"name={name}", *overrides])
-    return PlannedRun(identity=name, config=config, source="demo", label=name, group=0, cells=(), missing=())
+    return PlannedRun(identity=name, config=config, source="demo", label=name, group=group, cells=(), missing=())
 
 
 def names(runs: list[Any]) -> list[str]:
@@ -91,6 +91,12 @@ def test_a_limit_takes_the_longest() -> None:
     queue, tally = queued(RUNS, STATES, COSTS, 1, retry=False)
     assert names(queue) == ["long"]
     assert tally.left == 2
+
+
+def test_runs_that_share_a_condition_follow_each_other() -> None:
+    runs = [planned(name, group=group) for name, group in (("a", 0), ("b", 0), ("c", 1), ("d", 1), ("e", 2))]
+    queue, _ = queued(runs, {}, {"a": 1.0, "b": 2.0, "c": 1.5, "d": 9.0, "e": 2.0}, None, retry=False)
+    assert names(queue) == ["d", "c", "b", "a", "e"]
 
 
 def test_runs_that_need_other_workers_do_not_mix() -> None:
