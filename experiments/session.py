@@ -14,6 +14,7 @@ from experiments.claims import ClaimGuard, claim_run
 from experiments.conditions import Conditions
 from experiments.config import RunFile
 from fedsir import coordinator
+from fedsir.checkpoint import remove_partial
 from fedsir.clients.executor import Executor, InProcessExecutor
 from fedsir.condition import Condition, build_condition
 from fedsir.config.training import ExecutionConfig
@@ -100,6 +101,7 @@ class Session:
                 known = recorded_state(store, config.identity())
                 if known is not None and known.status == "finished":
                     raise FinishedElsewhere(f"{config.name} ({config.method.label}, seed {config.seed}) is finished")
+            remove_partial(config.checkpoint_file)
             with self._condition(config) as (condition, memory), self.executor(config) as (executor, device):
                 if fresh:
                     config.checkpoint_file.unlink(missing_ok=True)

@@ -98,6 +98,12 @@ def save(path: Path, identity: str, content: Mapping[str, Any]) -> None:
         partial.unlink(missing_ok=True)
 
 
+def remove_partial(path: Path) -> None:
+    """Remove what processes that died while they wrote `path` left beside it; nobody else may be writing it."""
+    for partial in path.parent.glob(f"{path.name}.*.partial"):
+        partial.unlink(missing_ok=True)
+
+
 def load(path: Path, identity: str, hints: Mapping[str, Any]) -> dict[str, Any]:
     """Read back what `save` wrote; `hints` gives the type of every name in it.
 

@@ -18,7 +18,7 @@ from fedsir.clients.runtime import set_threads
 from fedsir.condition import Condition
 from fedsir.config.run import RunConfig
 from fedsir.data.dataset import Dataset
-from fedsir.errors import FedsirError, RunFailed
+from fedsir.errors import FedsirError, RunFailed, WorkersLost
 from fedsir.evaluation.run import Evaluator
 from fedsir.events import (
     TOTALS,
@@ -36,6 +36,9 @@ from fedsir.methods.base import Method, MethodState
 from fedsir.methods.registry import find_method
 from fedsir.models.flat import FlatWeights
 from fedsir.server import Memory, RoundCosts, RunServer, predict_test, runtime_setup, timed
+
+INTERRUPTIONS = (KeyboardInterrupt, SystemExit, WorkersLost)
+"""What stops a run from outside; it is recorded as killed rather than as failed."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ def run(
     try:
         result = _rounds(config, condition, server, method, kept, announce, checkpoint_file, identity)
     except BaseException as error:
-        announce.stopped(RunStopped(error, killed=isinstance(error, (KeyboardInterrupt, SystemExit))))
+        announce.stopped(RunStopped(error, killed=isinstance(error, INTERRUPTIONS)))
         if isinstance(error, (FedsirError, KeyboardInterrupt, SystemExit)):
             raise
         raise RunFailed(f"run {config.name} ({config.method.label}, seed {config.seed}): {error!r}") from error

@@ -18,6 +18,10 @@ class RunFailed(FedsirError):
     """A run that stopped while working; what was recorded before stays recorded."""
 
 
+class WorkersLost(RunFailed):
+    """What runs the clients is gone, for no fault of the run that it happened to, which can be continued."""
+
+
 def first_line(error: BaseException) -> str:
     """First line of what an error says, or its type where it says nothing."""
     lines = str(error).strip().splitlines()

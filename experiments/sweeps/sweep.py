@@ -17,6 +17,7 @@ from experiments.sweeps.progress import SweepProgress
 from fedsir.clients.executor import InProcessExecutor
 from fedsir.clients.pool import ActorPool
 from fedsir.clients.runtime import Work
+from fedsir.errors import WorkersLost
 from mlflow_tracking.states import RecordedState, record_failure
 
 PATIENCE_S = 60.0
@@ -164,10 +165,11 @@ class Sweep:
         try:
             self._take(waiting, held)
         except BaseException as error:
-            # Interrupts reach a thread only when the sweep stops; anything else is a fault of the sweep itself.
-            if not self._stopping.is_set():
-                self._broken.append(error)
-                self._stopping.set()
+            # The first counts: the workers are gone, or it is a fault of the sweep itself. Interrupts reach a thread
+            # only when the sweep stops. All are kept, since freeing what they hold of Ray's memory ends the process
+            # if Ray has died.
+            self._broken.append(error)
+            self._stopping.set()
 
     def _take(self, waiting: deque[PlannedRun], held: list[PlannedRun]) -> None:
         while not self._stopping.is_set():
@@ -183,7 +185,10 @@ class Sweep:
                 held.append(run)
 
     def _visit(self, run: PlannedRun) -> None:
-        """Do one run, whatever comes of it. Raises RunHeld or RunTakenOver where it is another process's."""
+        """Do one run, whatever comes of it.
+
+        Raises RunHeld or RunTakenOver where it is another process's, WorkersLost where no run can go on.
+        """
         watch = self._progress.watch(run)
         try:
             result = self._session.run(run.config, [watch], unless_finished=True)
@@ -192,7 +197,7 @@ class Sweep:
             self._progress.elsewhere(run)
             with self._lock:
                 self._tally.finished_before += 1
-        except (RunHeld, RunTakenOver):
+        except (RunHeld, RunTakenOver, WorkersLost):
             raise
         except Exception as error:
             # Whatever it is, it concerns this run; the user finds it in the record and in the table.

@@ -6,8 +6,9 @@ import logging
 import os
 import signal
 import socket
+import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -15,12 +16,15 @@ from typing import Any
 import ray
 from ray._private import ray_constants
 from ray._private import utils as worker_utils
+from ray._private import worker as ray_worker
 
 from fedsir.config.training import ExecutionConfig
 from fedsir.errors import BadInput, first_line
 
 LOOPBACK = "127.0.0.1"
 CONNECT_TIMEOUT_S = 5.0
+VITAL = ("gcs_server", "raylet")
+"""Processes of Ray that nothing works without."""
 
 
 def start_ray(config: ExecutionConfig) -> None:
@@ -54,6 +58,24 @@ def start_ray(config: ExecutionConfig) -> None:
             f"execution.ray_address: cannot join the Ray cluster at {address}: {reason}\n"
             "Start one with `ray start --head`, or leave execution.ray_address out."
         ) from error
+
+
+def watch_ray(ended: Callable[[str], None]) -> None:
+    """Call `ended`, from another thread, with the name of each vital process of Ray when it ends.
+
+    Only of a Ray that this process has started; a joined cluster has them elsewhere. They are waited for rather than
+    asked for: without its raylet Ray ends this process, unannounced, as soon as an object is read, written or freed.
+    """
+
+    def wait(name: str, process: subprocess.Popen[bytes]) -> None:
+        process.wait()
+        ended(name)
+
+    node = ray_worker._global_node
+    started: Mapping[str, Any] = {} if node is None else node.all_processes
+    for name in VITAL:
+        for info in started.get(name, ()):
+            threading.Thread(target=wait, args=(name, info.process), name=f"watch {name}", daemon=True).start()
 
 
 def _check_answers(address: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -19,12 +19,15 @@ from ray.exceptions import GetTimeoutError
 from fedsir.clients.executor import Outcome, Worker, WorkItem
 from fedsir.clients.feeding import LOST, Feeder
 from fedsir.clients.jobs import Job, Piece
-from fedsir.clients.local_ray import start_ray
+from fedsir.clients.local_ray import start_ray, watch_ray
 from fedsir.clients.runtime import RuntimeSetup, Work
 from fedsir.clients.sizing import pool_size
 from fedsir.clients.tasks import Broadcast
 from fedsir.config.training import ExecutionConfig
-from fedsir.errors import BadInput, RunFailed, first_line
+from fedsir.errors import BadInput, RunFailed, WorkersLost, first_line
+
+LOOK_S = 0.5
+"""How often who waits for actors looks whether Ray is still there; usually the pool's thread tells at once."""
 
 _NO_IMAGES = np.zeros((0, 1, 1), dtype=np.uint8)
 
@@ -61,7 +64,7 @@ class _Done:
 
 @dataclass(frozen=True)
 class _Aborted:
-    pass
+    error: Callable[[], BaseException]
 
 
 class Lane:
@@ -84,10 +87,12 @@ class Lane:
         """Run all items; see `Executor.run`."""
         if not items:
             return []
+        self._pool.require_ray()
         job = Job(self._number, items, ray.put(dict(broadcast)))
         self._pool.submit(job)
         try:
-            job.over.wait()
+            while not job.over.wait(LOOK_S):
+                self._pool.require_ray()
         except BaseException as stopped:
             # Interrupted by the user: what has not begun is not begun any more.
             job.fail(RunFailed(f"interrupted: {stopped!r}"))
@@ -120,6 +125,7 @@ class ActorPool:
         self._numbers = count()
         self._served: dict[int, _Served] = {}
         self._serving = threading.Lock()
+        self._lost: str | None = None
         self._actors = [self._start_actor() for _ in range(self.slots)]
         self._await_start()
         self._inbox: SimpleQueue[_Submitted | _Done | _Aborted | None] = SimpleQueue()
@@ -127,6 +133,7 @@ class ActorPool:
         self._thread = threading.Thread(target=self._feed_actors, name="actor pool", daemon=True)
         self._thread.start()
         self._own = self.lane()
+        watch_ray(self._ray_ended)
 
     @property
     def device(self) -> str:
@@ -174,6 +181,7 @@ class ActorPool:
 
     def serve(self, lane: int, setup: RuntimeSetup) -> None:
         """Tell all actors about a lane's next run; images that another lane has are not sent again."""
+        self.require_ray()
         arrays = (setup.train_images, setup.test_images)
         with self._serving:
             known = next((s for s in self._served.values() if _same(s.arrays, arrays)), None)
@@ -189,35 +197,48 @@ class ActorPool:
 
     def abort(self) -> None:
         """End all jobs, also later ones, with KeyboardInterrupt in the threads that wait for them."""
-        self._inbox.put(_Aborted())
+        self._inbox.put(_Aborted(KeyboardInterrupt))
+
+    def require_ray(self) -> None:
+        """Raise WorkersLost if Ray has died."""
+        if self._lost is not None:
+            raise _died(self._lost)
+
+    def _ray_ended(self, name: str) -> None:
+        if self._lost is None:
+            self._lost = name
+            self._inbox.put(_Aborted(partial(_died, name)))
 
     def leave(self, lane: int) -> None:
         """Let go of a lane's run."""
         with self._serving:
             self._served.pop(lane, None)
-            for actor in self._actors:
+            # What has died forgets by itself, and must not be asked.
+            for actor in self._actors if self._lost is None else ():
                 actor.forget.remote(lane)
 
     # -- the thread that feeds the actors ----------------------------------------------------------------------------
 
     def _feed_actors(self) -> None:
-        feeder, aborted = self._feeder, False
+        feeder = self._feeder
+        aborted: Callable[[], BaseException] | None = None
         while (message := self._inbox.get()) is not None:
             try:
                 match message:
                     case _Submitted():
-                        if aborted:
-                            message.job.fail(KeyboardInterrupt())
+                        if aborted is not None:
+                            message.job.fail(aborted())
                         else:
                             feeder.accept(message.job)
                     case _Done():
                         feeder.collect(message.reference)
                     case _Aborted():
-                        aborted = True
-                        feeder.give_up(KeyboardInterrupt)
+                        aborted = message.error
+                        feeder.give_up(aborted)
             except Exception as error:
-                # Ray itself is gone: nobody else would tell the runs that wait for their work.
-                feeder.give_up(partial(_broken, error))
+                # No actor can be had any more: nobody else would tell the runs that wait for their work.
+                aborted = partial(_broken, error)
+                feeder.give_up(aborted)
 
     def _send(self, slot: int, piece: Piece) -> Any:
         reference = self._actors[slot].work.remote(piece.items, piece.job.broadcast, piece.job.lane)
@@ -225,20 +246,23 @@ class ActorPool:
         return reference
 
     def _replace(self, slot: int, error: Exception) -> None:
-        """Start a new actor in place of a dead one. Raises RunFailed."""
+        """Start a new actor in place of a dead one. Raises WorkersLost."""
+        actor = self._start_actor()
+        try:
+            ray.get(actor.pid.remote(), timeout=self._config.startup_timeout_s)
+        except (GetTimeoutError, *LOST) as again:
+            raise WorkersLost(f"a client actor died and could not be replaced: {error}") from again
+        # Only now: the lanes of other runs must not wait for the start.
         with self._serving:
-            self._actors[slot] = actor = self._start_actor()
-            try:
-                ray.get(actor.pid.remote(), timeout=self._config.startup_timeout_s)
-            except (GetTimeoutError, *LOST) as again:
-                raise RunFailed(f"a client actor died and could not be replaced: {error}") from again
+            self._actors[slot] = actor
             for lane, served in self._served.items():
                 actor.prepare.remote(served.setup, lane, *served.images)
 
     def close(self) -> None:
         """Kill the actors; Ray itself stays up for the next pool."""
         self._inbox.put(None)
-        self._thread.join(timeout=self._config.startup_timeout_s)
+        # Without Ray it may hang in the start of an actor.
+        self._thread.join(timeout=self._config.startup_timeout_s if self._lost is None else LOOK_S)
         self._kill_actors()
         self._served.clear()
 
@@ -248,8 +272,15 @@ class ActorPool:
         self._actors = []
 
 
-def _broken(error: Exception) -> RunFailed:
-    failed = RunFailed(f"the pool of client actors broke down: {type(error).__name__}: {first_line(error)}")
+def _died(name: str) -> WorkersLost:
+    return WorkersLost(
+        f"Ray has died: its process {name} has ended, perhaps for want of memory.\n"
+        "What was going on is interrupted. The same command continues after the last finished round."
+    )
+
+
+def _broken(error: Exception) -> WorkersLost:
+    failed = WorkersLost(f"the pool of client actors broke down: {type(error).__name__}: {first_line(error)}")
     failed.__cause__ = error
     return failed
 
