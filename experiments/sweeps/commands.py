@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,16 +14,17 @@ from experiments.compare import ALL_CLEAN
 from experiments.console import say, waiting
 from experiments.expansion import Plan, PlannedRun, absent_files, expand, parse_shard, require_complete
 from experiments.grid import SEED, load_grid
+from experiments.sweeps.estimate import relative_costs
 from experiments.sweeps.progress import SweepProgress
+from experiments.sweeps.queue import queued
 from experiments.sweeps.tables import outcome_table, plan_table, status_table, time_table, usage_lines
 from experiments.sweeps.words import many
 from fedsir.errors import BadInput
 from mlflow_tracking.config import TrackingConfig, shown_uri
 
 if TYPE_CHECKING:
-    from experiments.session import Session
     from experiments.sweeps.estimate import Estimate
-    from experiments.sweeps.sweep import Tally
+    from experiments.sweeps.queue import Tally
     from mlflow_tracking.states import RecordedState
 
 MAX_NAMED = 10
@@ -115,19 +116,12 @@ def run_grid(source: str, only: Sequence[str], overrides: Sequence[str], options
         return True
     tracking = _tracking(plan)
     console = Console()
-    most_clients = max(run.config.federation.clients for run in plan.runs)
-    with open_session(console, continues=True, most_clients=most_clients) as session:
-        from experiments.checks import check_execution, check_work_dir
-        from mlflow_tracking.states import recorded_states
-
-        # Faults of the machine concern every run; they must not be recorded as so many failures.
-        for execution, clients in {(r.config.execution, r.config.federation.clients) for r in plan.runs}:
-            check_execution(execution, clients)
-        check_work_dir(plan.runs[0].config)
-        store = session.store(plan.runs[0].config)
-        with waiting(console, "reading the MLflow store"):
-            states = recorded_states(store, [run.identity for run in plan.runs])
-        tally = _sweep(session, console, plan.runs, states, options)
+    costs = relative_costs(plan.runs)
+    queue, tally = queued(plan.runs, _recorded(console, plan, tracking), costs, options.limit, options.retry)
+    if queue:
+        progress = SweepProgress(console, len(queue), options.quiet, {r.identity: costs[r.identity] for r in queue})
+        progress.already(tally.finished_before, len(tally.failed_before))
+        _work(console, queue, tally, progress, options.in_flight)
     console.print(outcome_table(f"grid {plan.grid.name}", tally))
     for line in usage_lines(tally):
         say(console, line)
@@ -142,23 +136,34 @@ def run_grid(source: str, only: Sequence[str], overrides: Sequence[str], options
     return tally.all_well
 
 
-def _sweep(
-    session: Session,
-    console: Console,
-    runs: Sequence[PlannedRun],
-    states: dict[str, RecordedState],
-    options: RunOptions,
-) -> Tally:
-    from experiments.sweeps.estimate import relative_costs
-    from experiments.sweeps.sweep import Sweep, queued
+def _work(
+    console: Console, queue: Sequence[PlannedRun], tally: Tally, progress: SweepProgress, in_flight: int | None
+) -> None:
+    """Do the runs of the queue, which is not empty."""
+    most_clients = max(run.config.federation.clients for run in queue)
+    with open_session(console, continues=True, most_clients=most_clients) as session:
+        from experiments.checks import check_execution, check_work_dir
+        from experiments.sweeps.sweep import Sweep
 
-    costs = relative_costs(runs)
-    queue, tally = queued(runs, states, costs, options.limit, options.retry)
-    weights = {run.identity: costs[run.identity] for run in queue}
-    progress = SweepProgress(console, len(queue), options.quiet, weights)
-    progress.already(tally.finished_before, len(tally.failed_before))
-    with progress:
-        return Sweep(session, progress, tally).run(queue, options.in_flight)
+        # Faults of the machine concern every run; they must not be recorded as so many failures.
+        for execution, clients in {(r.config.execution, r.config.federation.clients) for r in queue}:
+            check_execution(execution, clients)
+        check_work_dir(queue[0].config)
+        session.store(queue[0].config)
+        with progress:
+            Sweep(session, progress, tally).run(queue, in_flight)
+
+
+def _recorded(console: Console, plan: Plan, tracking: TrackingConfig) -> Mapping[str, RecordedState]:
+    """What the store knows of the runs; looking at a grid that has not begun creates nothing."""
+    with waiting(console, "reading the MLflow store"):
+        from mlflow_tracking.states import recorded_states
+        from mlflow_tracking.store import check_store, prepare_store
+
+        looked = check_store(tracking)
+        if looked.reachable and looked.runs == 0:
+            return {}
+        return recorded_states(prepare_store(tracking), [run.identity for run in plan.runs])
 
 
 def grid_status(source: str, only: Sequence[str], overrides: Sequence[str]) -> None:
@@ -167,14 +172,7 @@ def grid_status(source: str, only: Sequence[str], overrides: Sequence[str]) -> N
     require_complete(plan)
     tracking = _tracking(plan)
     console = Console()
-    with waiting(console, "reading the MLflow store"):
-        from mlflow_tracking.states import recorded_states
-        from mlflow_tracking.store import check_store, prepare_store
-
-        looked = check_store(tracking)
-        # Looking at a grid that has not begun creates nothing.
-        empty = looked.reachable and looked.runs == 0
-        states = {} if empty else recorded_states(prepare_store(tracking), [run.identity for run in plan.runs])
+    states = _recorded(console, plan, tracking)
     console.print(status_table(plan, states))
     for run in plan.runs:
         state = states.get(run.identity)

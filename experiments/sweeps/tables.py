@@ -15,7 +15,7 @@ from experiments.sweeps.words import duration
 
 if TYPE_CHECKING:
     from experiments.sweeps.estimate import Estimate
-    from experiments.sweeps.sweep import Tally
+    from experiments.sweeps.queue import Tally
     from mlflow_tracking.states import RecordedState
 
 STATUSES = ("finished", "failed", "interrupted", "missing")

@@ -11,7 +11,7 @@ from experiments.config import load_run_file
 from experiments.expansion import PlannedRun
 from experiments.sweeps import flights
 from experiments.sweeps.flights import available_bytes, flight_limit, wait_for_memory
-from experiments.sweeps.sweep import queued
+from experiments.sweeps.queue import queued
 from mlflow_tracking.states import RecordedState
 
 
