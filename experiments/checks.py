@@ -26,11 +26,21 @@ def check_work_dir(config: RunFile) -> None:
         ) from error
 
 
+def visible_gpus() -> int:
+    """GPUs that torch sees on this machine."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def device_of(execution: ExecutionConfig) -> str:
+    """The device that `auto`, `cuda` or `cpu` comes to on this machine."""
+    return "cuda" if execution.device != "cpu" and visible_gpus() > 0 else "cpu"
+
+
 def check_execution(execution: ExecutionConfig, clients: int) -> None:
     """Raise BadInput where this machine cannot hold the workers; clusters are asked when they are joined."""
     if execution.ray_address is not None:
         return
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpus = visible_gpus()
     if execution.device == "cuda" and gpus == 0:
         raise BadInput(
             "execution.device is cuda, but torch sees no GPU on this machine.\n"
@@ -50,12 +60,19 @@ def check_execution(execution: ExecutionConfig, clients: int) -> None:
 
 def check_model(model: ModelConfig, image_size: int) -> None:
     """Raise BadInput where the first weights cannot be had, or the images are too small for the network."""
-    from fedsir.models.network import MIN_IMAGE_SIZE, initial_network
+    from fedsir.models.network import initial_network
+
+    check_image_size(model, image_size)
+    # The number of classes is not known before the images are; it concerns the head alone, which is drawn.
+    initial_network(model, 2, seed=0)
+
+
+def check_image_size(model: ModelConfig, image_size: int) -> None:
+    """Raise BadInput where the images are too small for the network."""
+    from fedsir.models.network import MIN_IMAGE_SIZE
 
     if model.backbone != "tiny" and image_size < MIN_IMAGE_SIZE:
         raise BadInput(
             f"data.image_size is {image_size}; the backbone {model.backbone} needs {MIN_IMAGE_SIZE} or more.\n"
             "Set it to 128, as in the paper, or 64 for speed."
         )
-    # The number of classes is not known before the images are; it concerns the head alone, which is drawn.
-    initial_network(model, 2, seed=0)

@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Protocol
 
-import torch
-
-from experiments.checks import check_execution, check_model, check_work_dir
+from experiments.checks import check_execution, check_model, check_work_dir, device_of
 from experiments.claims import ClaimGuard, claim_run
 from experiments.conditions import Conditions
 from experiments.config import RunFile
@@ -161,9 +159,7 @@ class Session:
         """Workers for one run and their device: a lane of the warm pool, or this process."""
         workers = self.workers(config)
         if isinstance(workers, InProcessExecutor):
-            cuda = config.execution.device == "cuda"
-            cuda = cuda or (config.execution.device == "auto" and torch.cuda.is_available())
-            yield workers, "cuda" if cuda else "cpu"
+            yield workers, device_of(config.execution)
             return
         lane = workers.lane()
         try:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from experiments.checks import device_of
 from experiments.config import RunFile
 from fedsir.config.training import BackboneName, ModelConfig, Precision
 
@@ -41,21 +42,9 @@ class Speed:
     forward: float
 
 
-def gpus() -> int:
-    """GPUs that torch sees here."""
-    import torch
-
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
-
-
-def device_of(config: RunFile) -> str:
-    """The device a run would use on this machine."""
-    return "cuda" if config.execution.device != "cpu" and gpus() > 0 else "cpu"
-
-
 def workload(config: RunFile, classes: int, images: float) -> Workload:
     """What a client of `images` images asks of the machine."""
-    device = device_of(config)
+    device = device_of(config.execution)
     batch = min(config.training.batch_size, max(2, int(images)))
     return Workload(
         backbone=config.model.backbone,

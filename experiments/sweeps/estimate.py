@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from experiments.checks import device_of, visible_gpus
 from experiments.config import RunFile
 from experiments.expansion import PlannedRun
-from experiments.sweeps.calibration import Speed, Workload, device_of, gpus, workload
+from experiments.sweeps.calibration import Speed, Workload, workload
 from experiments.sweeps.images import ImageFacts, image_facts
 from fedsir.config.training import BackboneName
 from fedsir.federation.build import MAX_AUTO_POOL
@@ -83,8 +84,8 @@ class RunEstimate:
 
     @property
     def flight_bytes(self) -> int:
-        """Memory of the run in flight: every client's weights as sent, received and kept by the method."""
-        return 3 * self.run.config.federation.clients * state_bytes(self.run.config)
+        """Memory of the run in flight, see `flight_bytes`."""
+        return flight_bytes(self.run.config)
 
     @property
     def workload(self) -> Workload:
@@ -190,8 +191,8 @@ def slots(config: RunFile) -> int:
     execution = config.execution
     if execution.actors == "in-process":
         return 1
-    if device_of(config) == "cuda":
-        return gpus()
+    if device_of(execution) == "cuda":
+        return visible_gpus()
     cores = max(1, (os.cpu_count() or 1) // execution.threads)
     return min(cores, execution.actors) if isinstance(execution.actors, int) else cores
 
@@ -217,6 +218,11 @@ def stage_one_key(config: RunFile) -> tuple[str, ...] | None:
 def state_bytes(config: RunFile) -> int:
     """Size of one model's weights."""
     return 4 * STATE_VALUES[config.model.backbone]
+
+
+def flight_bytes(config: RunFile) -> int:
+    """Memory of a run in flight: every client's weights as sent, received and kept by the method."""
+    return 3 * config.federation.clients * state_bytes(config)
 
 
 def _pool(config: RunFile, images: int) -> int:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from functools import partial
 
-from experiments.config import RunFile
+from experiments.checks import check_execution, check_image_size
 from experiments.expansion import Plan, absent_files
-from experiments.sweeps.calibration import gpus
 from experiments.sweeps.estimate import Estimate, RunEstimate
-from fedsir.config.training import ModelConfig
 from fedsir.errors import BadInput, first_line
 from fedsir.federation.noise import transitions
+from fedsir.models.weights import check_weights
 
 
 def find_faults(plan: Plan, estimate: Estimate) -> list[str]:
@@ -28,16 +27,21 @@ def find_faults(plan: Plan, estimate: Estimate) -> list[str]:
 
 
 def _faults(e: RunEstimate) -> Iterator[str]:
-    config = e.run.config
+    config, source = e.run.config, e.run.source
     yield from _images(e)
     if e.facts.classes is not None:
-        try:
-            transitions(config.federation.noise, e.facts.classes)
-        except BadInput as error:
-            yield f"{e.run.source}: {first_line(error)}"
-    yield from _model(config)
-    if config.execution.ray_address is None and config.execution.device == "cuda" and gpus() == 0:
-        yield "execution.device is cuda, but torch sees no GPU on this machine"
+        yield from _refused(partial(transitions, config.federation.noise, e.facts.classes), f"{source}: ")
+    yield from _refused(partial(check_image_size, config.model, config.data.image_size))
+    yield from _refused(partial(check_weights, config.model))
+    yield from _refused(partial(check_execution, config.execution, config.federation.clients))
+
+
+def _refused(check: Callable[[], object], where: str = "") -> Iterator[str]:
+    """The first line of what a check objects to."""
+    try:
+        check()
+    except BadInput as error:
+        yield where + first_line(error)
 
 
 def _images(e: RunEstimate) -> Iterator[str]:
@@ -54,25 +58,3 @@ def _images(e: RunEstimate) -> Iterator[str]:
             f"{source}: {federation.clients} clients with federation.partition.min_client_size {smallest} need "
             f"{federation.clients * smallest} training images, but there are {left} beside the public pool"
         )
-
-
-def _model(config: RunFile) -> Iterator[str]:
-    from fedsir.models.network import MIN_IMAGE_SIZE
-
-    model, size = config.model, config.data.image_size
-    if model.backbone != "tiny" and size < MIN_IMAGE_SIZE:
-        yield f"data.image_size is {size}, but the backbone {model.backbone} needs {MIN_IMAGE_SIZE} or more"
-    yield from _weights(model)
-
-
-def _weights(model: ModelConfig) -> Iterator[str]:
-    tiny = model.backbone == "tiny"
-    if model.weights == "imagenet" and tiny:
-        yield "model.weights: there are no ImageNet weights for the backbone tiny"
-    elif model.weights == "phantom-pretext" and not tiny:
-        yield f"model.weights: phantom-pretext is for the backbone tiny, not {model.backbone}"
-    elif model.weights not in _NAMED and not Path(model.weights).expanduser().is_file():
-        yield f"model.weights: no such file: {model.weights}"
-
-
-_NAMED: Sequence[str] = ("imagenet", "random", "phantom-pretext")

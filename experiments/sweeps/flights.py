@@ -9,7 +9,7 @@ from math import ceil
 from pathlib import Path
 
 from experiments.config import RunFile
-from experiments.sweeps.estimate import state_bytes
+from experiments.sweeps.estimate import flight_bytes
 
 SPARE_BYTES = 500_000_000
 """Memory that a further run must leave free beside what it needs itself."""
@@ -28,7 +28,7 @@ def flight_limit(slots: int, clients: int) -> int:
 
 def wait_for_memory(config: RunFile, stopping: threading.Event, running: Callable[[], int]) -> None:
     """Wait until there is memory for one more run, as long as others are running whose end would free some."""
-    need = SPARE_BYTES + 3 * config.federation.clients * state_bytes(config)
+    need = SPARE_BYTES + flight_bytes(config)
     while running() > 0 and available_bytes() < need:
         if stopping.wait(PAUSE_S):
             return

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from experiments.sweeps.calibration import device_of
+from experiments.checks import device_of
 from experiments.sweeps.estimate import RUN_SECONDS, TASK_SECONDS, WORKER_BYTES, Estimate, slots
 from experiments.sweeps.words import duration, many, size
 from fedsir.config.data import FileSource
@@ -40,7 +40,7 @@ def time_lines(estimate: Estimate, seconds: Mapping[str, float]) -> list[str]:
     if not known:
         return [f"time: not known without the numbers of images of {', '.join(estimate.unknown_images)}"]
     config = known[0].run.config
-    if device_of(config) == "cuda":
+    if device_of(config.execution) == "cuda":
         unit, workers = "GPU", many(slots(config), "GPU")
     else:
         threads = config.execution.threads

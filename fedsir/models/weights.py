@@ -26,14 +26,11 @@ def load_backbone_weights(backbone: nn.Module, config: ModelConfig) -> None:
 
     Raises BadInput when the weights are missing, unreadable or of another architecture.
     """
+    check_weights(config)
     if config.weights == "random":
         return
     if config.weights == "phantom-pretext":
-        if not isinstance(backbone, TinyFeatures):
-            raise BadInput(
-                f"model.weights: phantom-pretext exists only for the backbone tiny, not for {config.backbone}.\n"
-                "Use imagenet, random or the path of a weights file."
-            )
+        assert isinstance(backbone, TinyFeatures)  # as was checked
         load_pretext(backbone)
         return
     if config.weights == "imagenet":
@@ -44,12 +41,29 @@ def load_backbone_weights(backbone: nn.Module, config: ModelConfig) -> None:
     _load_strictly(backbone, state, config.backbone, origin)
 
 
+def check_weights(config: ModelConfig) -> None:
+    """What can be found wrong with `config.weights` without reading or downloading them. Raises BadInput."""
+    if config.weights == "phantom-pretext":
+        if config.backbone != "tiny":
+            raise BadInput(
+                f"model.weights: phantom-pretext exists only for the backbone tiny, not for {config.backbone}.\n"
+                "Use imagenet, random or the path of a weights file."
+            )
+    elif config.weights == "imagenet":
+        if config.backbone == "tiny":
+            raise BadInput(
+                "model.weights: there are no ImageNet weights for the backbone tiny.\n"
+                "Use phantom-pretext, random or the path of a weights file."
+            )
+    elif config.weights != "random":
+        path = Path(config.weights).expanduser()
+        if not path.is_file():
+            raise BadInput(
+                f"model.weights: no such file: {path}.\nUse imagenet, random, phantom-pretext or the path of a file."
+            )
+
+
 def _imagenet_state(backbone: BackboneName) -> Mapping[str, Tensor]:
-    if backbone == "tiny":
-        raise BadInput(
-            "model.weights: there are no ImageNet weights for the backbone tiny.\n"
-            "Use phantom-pretext, random or the path of a weights file."
-        )
     import torchvision  # see `network`
 
     weights = torchvision.models.get_model_weights(backbone).DEFAULT
@@ -84,10 +98,6 @@ def _network_timeout(seconds: float) -> Iterator[None]:
 
 
 def _read_state(path: Path) -> Mapping[str, Tensor]:
-    if not path.is_file():
-        raise BadInput(
-            f"model.weights: no such file: {path}.\nUse imagenet, random, phantom-pretext or the path of a file."
-        )
     try:
         if path.suffix == ".safetensors":
             state: object = load_file(path)

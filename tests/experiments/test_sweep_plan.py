@@ -348,8 +348,8 @@ def test_workers_of_this_machine(planned: Callable[..., Plan], monkeypatch: pyte
         (("execution.actors=in-process",), 1),
     ):
         assert slots(planned("execution.device=cpu", *settings).runs[0].config) == expected
-    monkeypatch.setattr("experiments.sweeps.calibration.gpus", lambda: 2)
-    monkeypatch.setattr("experiments.sweeps.estimate.gpus", lambda: 2)
+    monkeypatch.setattr("experiments.checks.visible_gpus", lambda: 2)
+    monkeypatch.setattr("experiments.sweeps.estimate.visible_gpus", lambda: 2)
     assert slots(planned("execution.device=cuda").runs[0].config) == 2
 
 
@@ -413,7 +413,7 @@ FAULTS = [
     (("federation.noise.label_map=wake_forest",), "class 'GA' is not one of this data set's classes"),
     (("model.weights=gone.pth",), "model.weights: no such file: gone.pth"),
     (("model.weights=imagenet",), "no ImageNet weights for the backbone tiny"),
-    (("model.backbone=squeezenet1_1",), "phantom-pretext is for the backbone tiny"),
+    (("model.backbone=squeezenet1_1",), "phantom-pretext exists only for the backbone tiny"),
     (
         ("model.backbone=squeezenet1_1", "model.weights=random", "data.image_size=16"),
         "the backbone squeezenet1_1 needs 32 or more",
@@ -426,8 +426,7 @@ FAULTS = [
 def test_what_cannot_work_is_found(
     planned: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch, settings: tuple[str, ...], message: str
 ) -> None:
-    monkeypatch.setattr("experiments.sweeps.faults.gpus", lambda: 0)
-    monkeypatch.setattr("experiments.sweeps.calibration.gpus", lambda: 0)
+    monkeypatch.setattr("experiments.checks.visible_gpus", lambda: 0)
     good, bad = planned(), planned(*settings)
     assert find_faults(good, Estimate(good.runs)) == []
     (fault,) = find_faults(bad, Estimate(bad.runs))
