@@ -6,7 +6,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import groupby
 
 from experiments.claims import RunHeld, RunTakenOver
@@ -58,7 +57,7 @@ class Sweep:
             # Here, since torch's random numbers and Ctrl-C belong to the process and its main thread.
             self._take(waiting, held)
             return held
-        before = replace(workers.work)
+        workers.take_work()
         clients = min(run.config.federation.clients for run in runs)
         limit = in_flight or flight_limit(workers.slots, clients)
         threads = [
@@ -75,7 +74,8 @@ class Sweep:
             raise
         if self._broken:
             raise self._broken[0]
-        self._count(workers, before)
+        self._tally.work, self._tally.slots = self._tally.work or Work(), workers.slots
+        self._tally.work.add(workers.take_work())
         return held
 
     def _stop(self, workers: ActorPool, threads: Sequence[threading.Thread]) -> None:
@@ -86,19 +86,6 @@ class Sweep:
         for thread in threads:
             if thread.ident is not None:
                 thread.join(max(0.0, until - time.monotonic()))
-
-    def _count(self, workers: ActorPool, before: Work) -> None:
-        total, after = self._tally.work or Work(), workers.work
-        total.add(
-            Work(
-                after.data - before.data,
-                after.compute - before.compute,
-                after.training - before.training,
-                after.trained - before.trained,
-                after.forwarded - before.forwarded,
-            )
-        )
-        self._tally.work, self._tally.slots = total, workers.slots
 
     def _guarded(self, waiting: deque[PlannedRun], held: list[PlannedRun]) -> None:
         try:

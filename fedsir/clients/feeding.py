@@ -29,7 +29,7 @@ class Feeder:
 
     send: starts a piece on the actor of a slot and returns a reference to its outcomes. replace: puts a new actor in
     the place of a dead one or raises RunFailed. fixed: every client has an actor of its own. renew: actors do not
-    survive an error in a task, as with GPUs, whose errors stick to the process. work: what all of them did so far.
+    survive an error in a task, as with GPUs, whose errors stick to the process. work: what all of them did.
     """
 
     def __init__(

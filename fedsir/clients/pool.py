@@ -140,10 +140,10 @@ class ActorPool:
         """Accelerator of the actors: `cuda` when they hold GPU fractions."""
         return "cuda" if self._gpu_fraction > 0 else "cpu"
 
-    @property
-    def work(self) -> Work:
-        """What the actors did so far."""
-        return self._feeder.work
+    def take_work(self) -> Work:
+        """What the actors did since this was last asked."""
+        done, self._feeder.work = self._feeder.work, Work()
+        return done
 
     def lane(self) -> Lane:
         """An executor for runs beside those of other lanes."""
