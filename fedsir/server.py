@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -64,7 +63,7 @@ class Memory:
 
     def __init__(self) -> None:
         self._results: dict[str, tuple[Any, RoundCosts]] = {}
-        self._locks: dict[str, threading.Lock] = defaultdict(threading.Lock)
+        self._locks: dict[str, threading.Lock] = {}
 
     @property
     def results(self) -> Mapping[str, tuple[Any, RoundCosts]]:
@@ -74,7 +73,8 @@ class Memory:
     @contextmanager
     def only_one(self, key: str) -> Iterator[None]:
         """Whoever computes or reads a result is alone with it."""
-        with self._locks[key]:
+        # In one step, so that no two runs get locks of their own.
+        with self._locks.setdefault(key, threading.Lock()):
             yield
 
     def keep(self, key: str, result: Any, costs: RoundCosts) -> None:
