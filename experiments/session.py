@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from experiments.checks import check_execution, check_model, check_work_dir, device_of
@@ -58,7 +59,7 @@ class Session:
         self._lock = threading.RLock()
         self._datasets: dict[str, Dataset] = {}
         self._stores: dict[tuple[str, str], Store] = {}
-        self._checked: set[tuple[str, str]] = set()
+        self._checked: set[str] = set()
         self._conditions = Conditions()
         self._workers: tuple[tuple[ExecutionConfig, int], ActorPool | InProcessExecutor] | None = None
         self._owns_ray = False
@@ -119,24 +120,19 @@ class Session:
             yield RunServer(config, condition, executor, memory), condition
 
     def _check_quickly(self, config: RunFile) -> None:
-        checks: dict[str, tuple[str, Callable[[], None]]] = {
-            "execution": (
-                f"{config.federation.clients} {config.execution.model_dump_json()}",
-                lambda: check_execution(config.execution, config.federation.clients),
-            ),
-            "work_dir": (str(config.work_dir), lambda: check_work_dir(config)),
-            "model": (
-                f"{config.data.image_size} {config.model.model_dump_json()}",
-                lambda: check_model(config.model, config.data.image_size),
-            ),
-        }
+        execution, clients = config.execution, config.federation.clients
+        model, size = config.model, config.data.image_size
         with self._lock:
-            for kind, (key, check) in checks.items():
-                # Once per session: these depend on the machine and on little else.
-                if (kind, key) not in self._checked:
-                    check()
-                    self._checked.add((kind, key))
+            self._once(f"{clients} {execution.model_dump_json()}", partial(check_execution, execution, clients))
+            self._once(f"work_dir {config.work_dir}", partial(check_work_dir, config))
+            self._once(f"{size} {model.model_dump_json()}", partial(check_model, model, size))
             self.store(config)
+
+    def _once(self, key: str, check: Callable[[], None]) -> None:
+        """These depend on the machine and on little else, so they are made once per session."""
+        if key not in self._checked:
+            check()
+            self._checked.add(key)
 
     def _condition(self, config: RunFile) -> AbstractContextManager[tuple[Condition, Memory]]:
         return self._conditions.using(
