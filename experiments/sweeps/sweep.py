@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import groupby
 
-from experiments.claims import RunHeld, RunTakenOver
+from experiments.claim_files import RunHeld
+from experiments.claims import RunTakenOver
 from experiments.expansion import PlannedRun
 from experiments.session import FinishedElsewhere, Session
 from experiments.sweeps.flights import flight_limit, wait_for_memory

@@ -19,8 +19,9 @@ from typing import Any
 
 import pytest
 
-from experiments import claims
-from experiments.claims import ClaimGuard, RunHeld, RunTakenOver, claim, claim_run, claims_folder
+from experiments import claim_files, claims
+from experiments.claim_files import RunHeld
+from experiments.claims import ClaimGuard, RunTakenOver, claim, claim_run, claims_folder
 from experiments.config import load_run_file
 from fedsir.errors import BadInput, RunFailed
 from fedsir.events import Event, RoundFinished, RoundRecord, RunStopped
@@ -46,7 +47,8 @@ with claim(Path(sys.argv[1]), "run", "demo") as held:
 SWEEP = """
 import random, sys, time
 from pathlib import Path
-from experiments.claims import RunHeld, claim
+from experiments.claim_files import RunHeld
+from experiments.claims import claim
 folder = Path(sys.argv[1])
 names = [f"run{i}" for i in range(20)]
 random.Random(sys.argv[2]).shuffle(names)
@@ -203,7 +205,7 @@ def test_a_live_claim_of_another_machine_is_respected(tmp_path: Path, foreign: C
 
 
 def test_a_silent_claim_of_another_machine_expires(tmp_path: Path, foreign: Callable[..., Path]) -> None:
-    foreign(seconds=claims.EXPIRY_S + 5)
+    foreign(seconds=claim_files.EXPIRY_S + 5)
     with hold(tmp_path) as held:
         held.require()
     assert files(tmp_path) == []
@@ -237,7 +239,7 @@ def test_a_claim_that_cannot_be_read_expires_by_age(tmp_path: Path, content: byt
     file.write_bytes(content)
     with pytest.raises(RunHeld, match="a process that left no name"):
         hold(tmp_path).__enter__()
-    age(file, claims.EXPIRY_S + 5)
+    age(file, claim_files.EXPIRY_S + 5)
     with hold(tmp_path):
         pass
     assert files(tmp_path) == []
@@ -313,7 +315,7 @@ def test_a_claim_renewed_during_a_takeover_stays(
 ) -> None:
     """Judged silent, but another taker was faster: what lies there now is not what was judged."""
     file = foreign(seconds=1000)
-    original = claims._exclusively
+    original = claim_files.exclusively
 
     @contextmanager
     def late(path: Path, what: str) -> Iterator[None]:
@@ -321,7 +323,7 @@ def test_a_claim_renewed_during_a_takeover_stays(
             os.utime(file)
             yield
 
-    monkeypatch.setattr(claims, "_exclusively", late)
+    monkeypatch.setattr(claim_files, "exclusively", late)
     with pytest.raises(RunHeld):
         hold(tmp_path).__enter__()
     assert files(tmp_path) == ["run.claim"]
@@ -331,7 +333,7 @@ def test_a_claim_released_and_renewed_during_a_takeover_stays(
     tmp_path: Path, foreign: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     foreign(seconds=1000)
-    original = claims._expired
+    original = claim_files.expired
     looks = []
 
     def expired(path: Path, what: str) -> bool:
@@ -343,7 +345,7 @@ def test_a_claim_released_and_renewed_during_a_takeover_stays(
             return gone
         return original(path, what)
 
-    monkeypatch.setattr(claims, "_expired", expired)
+    monkeypatch.setattr(claim_files, "expired", expired)
     with pytest.raises(RunHeld):
         hold(tmp_path).__enter__()
     assert files(tmp_path) == ["run.claim"]
@@ -442,16 +444,16 @@ def test_no_sign_of_life_for_a_claim_that_is_lost(tmp_path: Path) -> None:
 
 def test_what_cannot_be_read_proves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A network file system that fails for a moment must not end a run."""
-    original = claims._read
+    original = claim_files.read
 
     def fail(_: Path) -> None:
         raise OSError(5, "Input/output error")
 
     with hold(tmp_path) as held:
-        monkeypatch.setattr(claims, "_read", fail)
+        monkeypatch.setattr(claim_files, "read", fail)
         held.require()
         held.beat()
-        monkeypatch.setattr(claims, "_read", original)
+        monkeypatch.setattr(claim_files, "read", original)
         held.require()
 
 
