@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import platform
 from collections.abc import Sequence
 from functools import cache
@@ -11,9 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedsir.config.data import CohortData, KermanyData, MedMnistData, PhantomData
-from fedsir.events import RunStarted
+from fedsir.events import DatasetFacts, RunStarted
 
 if TYPE_CHECKING:
+    from mlflow.entities import DatasetInput
+
     from fedsir.config.run import RunConfig
     from fedsir.federation.federation import Federation
 
@@ -31,11 +34,33 @@ PACKAGES = ("fedsir", "torch", "lightning", "ray", "mlflow")
 NONE = "-"
 MAX_VALUE = 250
 MAX_ERROR = 500
+MAX_DATASET_DIGEST = 36
 
 
 def error_text(error: BaseException) -> str:
     """An error as the tag `fedsir.error` holds it."""
     return f"{type(error).__name__}: {error}"[:MAX_ERROR]
+
+
+def dataset_input(dataset: DatasetFacts) -> DatasetInput:
+    """The images of a run as MLflow's input: name, digest, kind, and their numbers as the profile."""
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    counts = {
+        "train_images": dataset.train_images,
+        "test_images": dataset.test_images,
+        "train_patients": dataset.train_patients,
+        "test_patients": dataset.test_patients,
+        "classes": len(dataset.class_names),
+    }
+    entity = Dataset(
+        name=dataset.name,
+        digest=dataset.digest[:MAX_DATASET_DIGEST],
+        source_type=dataset.kind,
+        source=json.dumps({"kind": dataset.kind, "classes": list(dataset.class_names)}),
+        profile=json.dumps(counts),
+    )
+    return DatasetInput(entity, [InputTag("mlflow.data.context", "training and evaluation")])
 
 
 def run_name(config: RunConfig) -> str:

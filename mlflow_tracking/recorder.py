@@ -6,7 +6,6 @@ together, and everything that touches the store holds `Store.lock`; files are wr
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import tempfile
@@ -39,6 +38,7 @@ from mlflow_tracking.describe import (
     TAG_RESUMED,
     TAG_RUN_ID,
     TAG_SUPERSEDED,
+    dataset_input,
     error_text,
     parameters,
     run_name,
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 
 # MLflow refuses larger batches: metrics, parameters and tags together.
 ENTITIES_PER_BATCH = 1000
-MAX_DATASET_DIGEST = 36
 
 Point = tuple[str, float, int]  # key, value, step
 
@@ -194,25 +193,9 @@ class MlflowRecorder:
             self._client.set_terminated(stale.info.run_id, "KILLED")
 
     def _log_dataset(self, mlflow_id: str, dataset: DatasetFacts) -> None:
-        from mlflow.entities import Dataset, DatasetInput, InputTag
         from mlflow.exceptions import MlflowException
 
-        counts = {
-            "train_images": dataset.train_images,
-            "test_images": dataset.test_images,
-            "train_patients": dataset.train_patients,
-            "test_patients": dataset.test_patients,
-            "classes": len(dataset.class_names),
-        }
-        entity = Dataset(
-            name=dataset.name,
-            digest=dataset.digest[:MAX_DATASET_DIGEST],
-            source_type=dataset.kind,
-            source=json.dumps({"kind": dataset.kind, "classes": list(dataset.class_names)}),
-            profile=json.dumps(counts),
-        )
-        context = InputTag("mlflow.data.context", "training and evaluation")
-        inputs = [DatasetInput(entity, [context])]
+        inputs = [dataset_input(dataset)]
         try:
             self._client.log_inputs(mlflow_id, datasets=inputs)
         except MlflowException:
