@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -283,3 +283,9 @@ def pool_of(local_ray: None) -> Iterator[Callable[[Placement], Any]]:  # noqa: A
     yield pool
     for started in pools.values():
         started.close()
+
+
+@pytest.fixture(scope="session")
+def lane_of(pool_of: Callable[[Placement], Any]) -> Callable[[Placement], Any]:
+    """An executor on the pool of a placement."""
+    return cache(lambda actors: pool_of(actors).lane())

@@ -107,10 +107,7 @@ class Lane:
 
 
 class ActorPool:
-    """Ray actors as configured, started once, and the thread that feeds them.
-
-    An executor itself, for one run after the other; `lane` gives further ones that run at the same time.
-    """
+    """Ray actors as configured, started once, and the thread that feeds them; its lanes are executors of runs."""
 
     def __init__(self, config: ExecutionConfig, clients: int) -> None:
         """Start the actors. Raises BadInput when the cluster lacks the resources."""
@@ -132,7 +129,6 @@ class ActorPool:
         self._feeder = Feeder(self.slots, self._per_client, self._gpu_fraction > 0, self._send, self._replace)
         self._thread = threading.Thread(target=self._feed_actors, name="actor pool", daemon=True)
         self._thread.start()
-        self._own = self.lane()
         watch_ray(self._ray_ended)
 
     @property
@@ -146,16 +142,8 @@ class ActorPool:
         return done
 
     def lane(self) -> Lane:
-        """An executor for runs beside those of other lanes."""
+        """An executor for one run after the other, beside those of other lanes."""
         return Lane(self, next(self._numbers))
-
-    def prepare(self, setup: RuntimeSetup) -> None:
-        """See `Executor.prepare`."""
-        self._own.prepare(setup)
-
-    def run(self, items: Sequence[WorkItem], broadcast: Broadcast) -> list[Outcome]:
-        """See `Executor.run`."""
-        return self._own.run(items, broadcast)
 
     def _start_actor(self) -> Any:
         remote = ray.remote(ClientActor)

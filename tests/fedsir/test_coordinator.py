@@ -71,12 +71,12 @@ def test_the_tiny_run_exercises_identification_and_relabelling(lab: Any, whole: 
 @pytest.mark.parametrize("actors", [1, 2, "per-client"])
 @pytest.mark.parametrize("method", METHODS)
 def test_the_same_bits_wherever_clients_run(
-    lab: Any, whole: Any, pool_of: Callable[..., Any], method: str, actors: int | str
+    lab: Any, whole: Any, lane_of: Callable[..., Any], method: str, actors: int | str
 ) -> None:
     recorder = lab.collector()
     # Another number of actors must not be a reason to start over, either.
     config = lab.config(method, execution={"actors": actors})
-    result = lab.run(config, executor=pool_of(actors), recorder=recorder)
+    result = lab.run(config, executor=lane_of(actors), recorder=recorder)
     expected, alone = whole[method]
     assert lab.essence(result) == lab.essence(expected)
     assert histories_match(recorder.rounds, alone.rounds)
@@ -364,7 +364,7 @@ def test_one_client_is_centralised_training(lab: Any, weight_decay: float) -> No
 
 @pytest.mark.parametrize("actors", [None, 2])
 def test_the_order_of_the_clients_changes_nothing(
-    lab: Any, whole: Any, pool_of: Callable[..., Any], actors: int | None
+    lab: Any, whole: Any, lane_of: Callable[..., Any], actors: int | None
 ) -> None:
     """Tasks in another order and with misleading costs; results belong to the clients they were asked for."""
     rng = np.random.default_rng(0)
@@ -377,7 +377,7 @@ def test_the_order_of_the_clients_changes_nothing(
             back = dict(zip(order, outcomes, strict=True))
             return [back[i] for i in range(len(items))]
 
-    executor = Shuffled(lab.executor if actors is None else pool_of(actors))
+    executor = Shuffled(lab.executor if actors is None else lane_of(actors))
     result = lab.run(lab.config("oct_fedsir"), executor=executor)
     assert lab.essence(result) == lab.essence(whole["oct_fedsir"][0])
 

@@ -68,11 +68,11 @@ def test_spread_work_is_no_traffic_and_no_training(lab: Any) -> None:
 
 
 @pytest.mark.parametrize("actors", [2, "per-client"])
-def test_spread_work_is_the_same_on_actors(lab: Any, pool_of: Callable[..., Any], actors: int | str) -> None:
+def test_spread_work_is_the_same_on_actors(lab: Any, lane_of: Callable[..., Any], actors: int | str) -> None:
     tasks = [PredictTest(a, b) for a, b in slices_of(60, 7)]
     assert len(tasks) > 2 * lab.clients
     found = []
-    for executor in (lab.executor, pool_of(actors)):
+    for executor in (lab.executor, lane_of(actors)):
         server, condition = served(lab, executor=executor)
         found.append(server.spread(tasks, 3, {"weights": condition.initial_weights}))
     for here, there in zip(*found, strict=True):

@@ -112,6 +112,7 @@ def test_an_actor_killed_under_a_task_costs_nothing(
 ) -> None:
     """Whether clients share actors or not, and whether the system or Ray's memory monitor killed it."""
     pool = pool_of("per-client" if reported_as == "died" else 2)
+    lane = pool.lane()
     if reported_as == "out of memory":
         real = ray.get
 
@@ -125,7 +126,7 @@ def test_an_actor_killed_under_a_task_costs_nothing(
     dying = wrapping(2, 1, lambda task: Dying(task, str(tmp_path), times=1))
     before = set(pool.pids())
     recorder = lab.collector()
-    result = lab.run(lab.config(), executor=lab.dispatching(pool, change=dying), recorder=recorder)
+    result = lab.run(lab.config(), executor=lab.dispatching(lane, change=dying), recorder=recorder)
     assert len(list(tmp_path.iterdir())) == 1
     assert len(before & set(pool.pids())) == len(before) - 1
     assert result.weights_hash == expected
@@ -136,6 +137,7 @@ def test_an_actor_killed_from_outside_between_rounds_costs_nothing(
     lab: Any, pool_of: Callable[..., ActorPool], expected: str
 ) -> None:
     pool = pool_of(2)
+    lane = pool.lane()
 
     class Killer(lab.collector):  # type: ignore[misc, name-defined]
         def record(self, event: Any) -> None:
@@ -145,7 +147,7 @@ def test_an_actor_killed_from_outside_between_rounds_costs_nothing(
 
     recorder = Killer()
     before = pool.pids()
-    assert lab.run(lab.config(), executor=pool, recorder=recorder).weights_hash == expected
+    assert lab.run(lab.config(), executor=lane, recorder=recorder).weights_hash == expected
     assert len(set(before) & set(pool.pids())) == 1
 
 
@@ -155,29 +157,31 @@ def test_a_task_that_always_kills_its_actor_ends_the_run(
     assert 2 <= MAX_ATTEMPTS <= 5
     monkeypatch.setattr("fedsir.clients.feeding.MAX_ATTEMPTS", 2)
     pool = pool_of(1)
+    lane = pool.lane()
     dying = wrapping(2, 1, lambda task: Dying(task, str(tmp_path), times=100))
     recorder = lab.collector()
     with pytest.raises(RunFailed, match=r"client 2, round 1: Dying lost its actor 2 times"):
-        lab.run(lab.config(), executor=lab.dispatching(pool, change=dying), recorder=recorder)
+        lab.run(lab.config(), executor=lab.dispatching(lane, change=dying), recorder=recorder)
     assert len(list(tmp_path.iterdir())) == 2
     assert [r.round for r in recorder.rounds] == [1]
     # The pool serves the next run all the same, although its actor is dead when that begins.
-    assert lab.run(lab.config(), executor=pool).weights_hash == expected
+    assert lab.run(lab.config(), executor=lane).weights_hash == expected
 
 
 def test_a_task_that_fails_ends_the_run_and_leaves_the_pool_usable(
     lab: Any, pool_of: Callable[..., ActorPool], expected: str
 ) -> None:
     pool = pool_of(2)
+    lane = pool.lane()
     failing = wrapping(1, 2, lambda _: Failing())
     recorder = lab.collector()
     pids = pool.pids()
     with pytest.raises(RunFailed, match=r"client 1, round 2: Failing failed: ArithmeticError: .*cursed"):
-        lab.run(lab.config(), executor=lab.dispatching(pool, change=failing), recorder=recorder)
+        lab.run(lab.config(), executor=lab.dispatching(lane, change=failing), recorder=recorder)
     assert [r.round for r in recorder.rounds] == [1, 2]
     assert recorder.stopped is not None
     assert not recorder.stopped.killed
-    assert lab.run(lab.config(), executor=pool).weights_hash == expected
+    assert lab.run(lab.config(), executor=lane).weights_hash == expected
     assert pool.pids() == pids
 
 
@@ -191,33 +195,36 @@ def test_a_failing_task_in_this_process_says_the_same(lab: Any) -> None:
 def test_slow_clients_change_nothing(lab: Any, pool_of: Callable[..., ActorPool], expected: str) -> None:
     """The first client finishes last."""
     slow = wrapping(0, 1, lambda task: Slow(task, 0.5))
-    executor = lab.dispatching(pool_of(2), change=slow)
+    executor = lab.dispatching(pool_of(2).lane(), change=slow)
     assert lab.run(lab.config(), executor=executor).weights_hash == expected
 
 
 def test_results_come_in_the_order_of_the_items(lab: Any, pool_of: Callable[..., ActorPool]) -> None:
     pool = pool_of(2)
-    pool.prepare(lab.setup(lab.config()))
+    lane = pool.lane()
+    lane.prepare(lab.setup(lab.config()))
     order = [3, 0, 2, 1, 0, 3]
     items = [WorkItem(k, 0, Who(0.05 * k), cost=7 * k % 4) for k in order]
-    assert [o.result.update[1] for o in pool.run(items, {})] == order
+    assert [o.result.update[1] for o in lane.run(items, {})] == order
 
 
 def test_every_client_has_its_own_actor_where_asked_for(lab: Any, pool_of: Callable[..., ActorPool]) -> None:
     pool = pool_of("per-client")
+    lane = pool.lane()
     assert pool.slots == lab.clients
-    pool.prepare(lab.setup(lab.config()))
+    lane.prepare(lab.setup(lab.config()))
     items = [WorkItem(k, 0, Who(), 1) for k in (0, 1, 2, 3, 3, 2, 1, 0)]
-    homes = [o.result.update for o in pool.run(items, {})]
+    homes = [o.result.update for o in lane.run(items, {})]
     assert len({pid for pid, _ in homes}) == lab.clients
     assert all(len({pid for pid, client in homes if client == k}) == 1 for k in range(lab.clients))
 
 
 def test_the_longest_work_starts_first(lab: Any, pool_of: Callable[..., ActorPool]) -> None:
     pool = pool_of(1)
-    pool.prepare(lab.setup(lab.config()))
+    lane = pool.lane()
+    lane.prepare(lab.setup(lab.config()))
     costs = (3, 1, 9, 5)
-    outcomes = pool.run([WorkItem(k, 0, When(), cost) for k, cost in enumerate(costs)], {})
+    outcomes = lane.run([WorkItem(k, 0, When(), cost) for k, cost in enumerate(costs)], {})
     begun = [o.result.update for o in outcomes]
     assert sorted(range(4), key=begun.__getitem__) == [2, 3, 0, 1]
 

@@ -224,9 +224,9 @@ def test_its_variants_survive(lab: Any, tmp_path: Path, variant: str, federation
 
 @pytest.mark.parametrize("actors", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("name", BUILT_IN)
-def test_the_same_bits_wherever_clients_run(lab: Any, whole: Any, pool_of: Any, name: str, actors: int) -> None:
+def test_the_same_bits_wherever_clients_run(lab: Any, whole: Any, lane_of: Any, name: str, actors: int) -> None:
     alone = whole(name)
-    found = lab.run(alone.config, condition=alone.condition, executor=pool_of(actors))
+    found = lab.run(alone.config, condition=alone.condition, executor=lane_of(actors))
     assert lab.essence(found) == lab.essence(alone.result)
 
 

@@ -377,6 +377,6 @@ def test_it_repeats_itself_and_survives_an_interruption(lab: Any, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_it_gives_the_same_bits_on_any_number_of_workers(lab: Any, pool_of: Any) -> None:
+def test_it_gives_the_same_bits_on_any_number_of_workers(lab: Any, lane_of: Any) -> None:
     config = lab.config(EXCHANGING, federation=POOL)
-    assert lab.essence(lab.run(config, executor=pool_of(2))) == lab.essence(lab.run(config))
+    assert lab.essence(lab.run(config, executor=lane_of(2))) == lab.essence(lab.run(config))
