@@ -92,6 +92,17 @@ class Commands:
         )
 
     @staticmethod
+    def read_until(process: subprocess.Popen[str], pattern: str) -> str:
+        """Output of a process up to the line with `pattern`."""
+        assert process.stdout is not None
+        text = ""
+        for line in process.stdout:
+            text += line
+            if re.search(pattern, line):
+                return text
+        pytest.fail(f"{pattern} was never printed: {text}{process.communicate()[1]}")
+
+    @staticmethod
     def wait(process: subprocess.Popen[str], before: str = "") -> Ended:
         """The end of a process; `before` is what was read of its output already."""
         out, err = process.communicate(timeout=180)

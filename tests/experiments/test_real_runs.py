@@ -121,16 +121,6 @@ def _await_no_ray(folder: Path) -> None:
     assert left == []
 
 
-def _read_until(process: subprocess.Popen[str], pattern: str) -> str:
-    assert process.stdout is not None
-    text = ""
-    for line in process.stdout:
-        text += line
-        if re.search(pattern, line):
-            return text
-    pytest.fail(f"{pattern} was never printed: {text}{process.communicate()[1]}")
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("undisturbed")
@@ -141,7 +131,7 @@ def undisturbed(folder: Path, book: Store, module_commands: Any) -> dict[str, An
     """One whole run through Ray, watched while it works."""
     argv = module_commands.tiny_options(*SETTINGS, *book.settings(folder))
     process = module_commands.start(folder, "run", *argv)
-    begun = _read_until(process, r"round +6/")
+    begun = module_commands.read_until(process, r"round +6/")
     tree = _descendants(process.pid)
     seen = {"listening": _listening(tree), "ray": _ray_processes(folder)}
     return {"ended": module_commands.wait(process, begun), **seen}
@@ -286,14 +276,14 @@ def test_stopped_run_continues(fedsir: Any, tmp_path: Path, book: Store, undistu
         return rf"continuing after round ({last}|{last + 1})\b"
 
     terminated = fedsir.start(tmp_path, *argv)
-    begun = _read_until(terminated, r"round +6/")
+    begun = fedsir.read_until(terminated, r"round +6/")
     terminated.terminate()
     ended = fedsir.wait(terminated, begun)
     assert (ended.code, ended.err) == (143, f"{STOPPED}\n")
     after = stopped("KILLED")
 
     killed = fedsir.start(tmp_path, *argv)
-    begun = _read_until(killed, r"round +24/")
+    begun = fedsir.read_until(killed, r"round +24/")
     killed.kill()
     ended = fedsir.wait(killed, begun)
     assert ended.code == -signal.SIGKILL

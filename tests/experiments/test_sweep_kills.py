@@ -99,7 +99,7 @@ class Kill:
 
     def halfway(self, process: subprocess.Popen[str]) -> Halfway:
         """Stop the sweep where one run is finished and two are in flight, one of them at least between two rounds."""
-        out = _read_until(process, rf"^1/{RUNS} ")
+        out = self.commands.read_until(process, rf"^1/{RUNS} ")
         while True:
             os.kill(process.pid, signal.SIGSTOP)
             os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
@@ -166,16 +166,6 @@ class Kill:
             }
             found[label] = {"figures": figures, "summary": summary, "files": files}
         return found
-
-
-def _read_until(process: subprocess.Popen[str], pattern: str) -> str:
-    assert process.stdout is not None
-    text = ""
-    for line in process.stdout:
-        text += line
-        if re.search(pattern, line):
-            return text
-    pytest.fail(f"{pattern} was never printed: {text}{process.communicate()[1]}")
 
 
 def _ray_processes(folder: Path) -> dict[int, str]:
