@@ -28,7 +28,7 @@ class Conditions:
     def __init__(self) -> None:
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._lock = threading.Lock()
-        # Drawing the first weights uses torch's process-wide random numbers: one condition at a time.
+        # Each once, and one after the other: they would only take turns at the interpreter.
         self._building = threading.Lock()
 
     @contextmanager

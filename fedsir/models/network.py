@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import torch
 from torch import Tensor, nn
 
@@ -12,6 +14,10 @@ from fedsir.seeding import Stream, integer
 
 MIN_IMAGE_SIZE = 32
 """Smallest side in pixels at which every backbone still has a feature map."""
+
+
+# Torch's random numbers belong to the process, and runs of a sweep begin in threads of one.
+_DRAWING = threading.Lock()
 
 
 class Network(nn.Module):
@@ -73,7 +79,7 @@ def initial_network(config: ModelConfig, num_classes: int, seed: int) -> Network
 
     Raises BadInput when the weights cannot be had or belong to another architecture.
     """
-    with torch.random.fork_rng(devices=[]):
+    with _DRAWING, torch.random.fork_rng(devices=[]):
         torch.manual_seed(integer(seed, Stream.INITIAL_WEIGHTS))
         network = build_network(config, num_classes)
     load_backbone_weights(network.backbone, config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -230,6 +231,19 @@ def test_the_head_is_drawn_from_the_seed_alone() -> None:
     np.testing.assert_array_equal(one.values, same.values)
     assert not np.array_equal(one.values, other.values)
     assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_the_head_is_drawn_from_the_seed_alone_in_threads_too() -> None:
+    """Runs of a sweep begin in threads of one process, and torch's random numbers belong to the process."""
+    config = ModelConfig(backbone="tiny", weights="random")
+
+    def draw(seed: int) -> bytes:
+        return weights_of(initial_network(config, 4, seed))[0].values.tobytes()
+
+    seeds = list(range(8)) * 4
+    expected = [draw(seed) for seed in seeds]
+    with ThreadPoolExecutor(max_workers=8) as threads:
+        assert list(threads.map(draw, seeds)) == expected
 
 
 def test_dropout_is_off_by_default_and_before_the_head() -> None:
