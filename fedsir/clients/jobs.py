@@ -12,6 +12,9 @@ from fedsir.clients.executor import Outcome, WorkItem, longest_first
 PIECE_SECONDS = 0.05
 """Least work per message where there is more of it; a message costs one to two milliseconds."""
 
+MAX_PIECE_SECONDS = 1.0
+"""Most work per message; more would save nothing, and it is what a dead actor takes with it."""
+
 PIECES_PER_SLOT = 3
 """Pieces per actor that a job is cut into at least, so that the last of them end at about the same time."""
 
@@ -84,12 +87,15 @@ class Rates:
 
 
 def pieces(job: Job, seconds: Sequence[float | None], slots: int, alone: bool) -> list[Piece]:
-    """Cut a job, longest items first; items of unknown length travel alone.
+    """Cut a job, longest items first and pieces of falling size; items of unknown length travel alone.
 
-    alone: no other job could use an actor that runs out of work, so all actors get enough pieces of this one.
+    A piece is a fair share of half the work that is left: large at first, which saves messages, and small in the end,
+    so that actors finish together. alone: no other job could use an actor that runs out of work, so all actors get
+    enough pieces of this one.
     """
-    known = sum(s for s in seconds if s is not None)
-    target = min(PIECE_SECONDS, known / (PIECES_PER_SLOT * slots)) if alone else PIECE_SECONDS
+    left = sum(s for s in seconds if s is not None)
+    least = min(PIECE_SECONDS, left / (PIECES_PER_SLOT * slots)) if alone else PIECE_SECONDS
+    target = _target(left, slots, least)
     found: list[Piece] = []
     together: list[int] = []
     spent = 0.0
@@ -100,9 +106,16 @@ def pieces(job: Job, seconds: Sequence[float | None], slots: int, alone: bool) -
             continue
         if together and (spent + expected > target):
             found.append(Piece(job, tuple(together)))
+            left -= spent
+            target = _target(left, slots, least)
             together, spent = [], 0.0
         together.append(position)
         spent += expected
     if together:
         found.append(Piece(job, tuple(together)))
     return found
+
+
+def _target(left: float, slots: int, least: float) -> float:
+    """Seconds of the next piece where `left` seconds of work are still to be cut."""
+    return max(least, min(MAX_PIECE_SECONDS, left / (2 * slots)))

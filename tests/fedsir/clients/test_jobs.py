@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fedsir.clients.executor import Outcome, WorkItem
-from fedsir.clients.jobs import PIECE_SECONDS, Job, Piece, Rates, pieces
+from fedsir.clients.jobs import MAX_PIECE_SECONDS, PIECE_SECONDS, Job, Piece, Rates, pieces
 from fedsir.clients.runtime import Work
 from fedsir.clients.tasks import Broadcast, ClientResult
 
@@ -45,8 +45,23 @@ def test_the_longest_come_first_and_nothing_is_lost() -> None:
     assert sorted(order) == list(range(len(costs)))
     assert [costs[p] for p in order] == sorted(costs, reverse=True)
     assert len(found) < len(costs)
-    for piece in found:
-        assert len(piece) == 1 or sum(costs[p] for p in piece) <= 6 + 1e-9
+
+
+def test_pieces_are_large_at_first_and_small_in_the_end() -> None:
+    slots, seconds = 2, PIECE_SECONDS / 2
+    sizes = [len(piece) for piece in cut([1] * 60, seconds, slots, alone=False)]
+    assert sum(sizes) == 60
+    assert sizes == sorted(sizes, reverse=True)
+    assert len(sizes) < 60 / 4
+    left = 60
+    for size in sizes:
+        assert size <= max(2, left / (2 * slots))
+        left -= size
+
+
+def test_no_piece_is_longer_than_a_dead_actor_may_cost() -> None:
+    found = cut([1] * 400, MAX_PIECE_SECONDS / 4, slots=1, alone=False)
+    assert max(len(piece) for piece in found) == 4
 
 
 @pytest.mark.parametrize("slots", [1, 2, 4])
