@@ -8,9 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsir.config.data import PhantomData
+from fedsir.data.cache import SPLITS, Split
 from fedsir.data.dataset import Dataset, ImageSet
 from fedsir.data.phantom.anatomy import draw_anatomy, draw_placement
 from fedsir.data.phantom.cohorts import COHORTS, Cohort, patient_label
+from fedsir.data.phantom.kept import kept_or_drawn
 from fedsir.data.phantom.rendering import Scan, render
 from fedsir.errors import BadInput
 from fedsir.seeding import Stream, generator
@@ -20,7 +22,6 @@ __all__ = ["MIN_IMAGE_SIZE", "PRETEXT_SEED_START", "draw_patient", "draw_scan", 
 MIN_IMAGE_SIZE = 16
 # Seeds from here on belong to the pretext task, so no network has met a phantom that it is tested on.
 PRETEXT_SEED_START = 1_000_000
-_SPLITS = ("train", "test")
 
 
 def draw_patient(cohort: Cohort, seed: int, split: int, patient: int, scans: int) -> tuple[int, list[Scan]]:
@@ -59,8 +60,9 @@ def load_phantom(config: PhantomData) -> Dataset:
             f"Set data.seed below {PRETEXT_SEED_START}."
         )
     cohort = COHORTS[config.cohort]
-    train = _draw_split(config, cohort, 0, config.train_images, first_patient=0)
-    test = _draw_split(config, cohort, 1, config.test_images, first_patient=int(train.patients[-1]) + 1)
+    images = kept_or_drawn(config, lambda: _draw_images(config, cohort))
+    train = _image_set(config, cohort, 0, images["train"], first_patient=0)
+    test = _image_set(config, cohort, 1, images["test"], first_patient=int(train.patients[-1]) + 1)
     return Dataset(
         name=f"phantom-{config.cohort}",
         kind="phantom",
@@ -72,23 +74,30 @@ def load_phantom(config: PhantomData) -> Dataset:
     )
 
 
-def _draw_split(config: PhantomData, cohort: Cohort, split: int, count: int, first_patient: int) -> ImageSet:
+def _draw_images(config: PhantomData, cohort: Cohort) -> dict[Split, NDArray[np.uint8]]:
     size, per_patient = config.image_size, config.images_per_patient
-    images = np.empty((count, size, size), dtype=np.uint8)
-    labels = np.empty(count, dtype=np.int64)
-    patients = np.empty(count, dtype=np.int64)
-    names = []
-    for start in range(0, count, per_patient):
-        patient, scans = start // per_patient, min(per_patient, count - start)
-        label, taken = draw_patient(cohort, config.seed, split, patient, scans)
-        for number, scan in enumerate(taken):
-            images[start + number] = draw_scan(scan, cohort, config.seed, split, patient, number, size)
-            names.append(f"{_SPLITS[split]}/p{patient:04d}/s{number}")
-        labels[start : start + scans] = label
-        patients[start : start + scans] = first_patient + patient
+    images: dict[Split, NDArray[np.uint8]] = {}
+    for code, (split, count) in enumerate(zip(SPLITS, (config.train_images, config.test_images), strict=True)):
+        images[split] = np.empty((count, size, size), dtype=np.uint8)
+        for start in range(0, count, per_patient):
+            patient = start // per_patient
+            _, taken = draw_patient(cohort, config.seed, code, patient, min(per_patient, count - start))
+            for number, scan in enumerate(taken):
+                images[split][start + number] = draw_scan(scan, cohort, config.seed, code, patient, number, size)
+    return images
+
+
+def _image_set(
+    config: PhantomData, cohort: Cohort, split: int, images: NDArray[np.uint8], first_patient: int
+) -> ImageSet:
+    patients, numbers = np.divmod(np.arange(len(images), dtype=np.int64), config.images_per_patient)
+    classes = [patient_label(cohort, config.seed, split, patient) for patient in range(int(patients[-1]) + 1)]
+    labels = np.array(classes, dtype=np.int64)[patients]
+    patients += first_patient
+    names = tuple(f"{SPLITS[split]}/p{p - first_patient:04d}/s{n}" for p, n in zip(patients, numbers, strict=True))
     for array in (images, labels, patients):
         array.flags.writeable = False
-    return ImageSet(images=images, labels=labels, patients=patients, names=tuple(names))
+    return ImageSet(images=images, labels=labels, patients=patients, names=names)
 
 
 def _digest(class_names: tuple[str, ...], *splits: ImageSet) -> str:
