@@ -19,6 +19,9 @@ CLUSTER_VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
     "SLURM_JOB_ID",
     "SLURM_CPUS_ON_NODE",
+    "SLURM_CPUS_PER_TASK",
+    "SLURM_MEM_PER_NODE",
+    "SLURM_MEM_PER_CPU",
     "RAY_ADDRESS",
     "OMP_NUM_THREADS",
 )
@@ -77,8 +80,12 @@ def _python() -> list[Row]:
 def _torch() -> list[Row]:
     import torch
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    rows: list[Row] = [("cpu", f"{cores} cores usable, torch uses {torch.get_num_threads()} threads", True)]
+    from fedsir.clients.machine import machine_limits
+
+    limits = machine_limits()
+    usable = f"{limits.usable_cpus} cores usable ({limits.text()}), torch uses {torch.get_num_threads()} threads"
+    memory = ", ".join(f"{name} {size / GIB:.1f} GiB" for name, size in limits.memory.items())
+    rows: list[Row] = [("cpu", usable, True), ("memory", memory, True)]
     if not torch.cuda.is_available():
         build = torch.version.cuda
         reason = "a CPU build of torch" if build is None else f"torch was built for CUDA {build} but sees no device"
@@ -90,19 +97,21 @@ def _torch() -> list[Row]:
 
 
 def _environment() -> list[Row]:
-    return [(name, os.environ[name], True) for name in CLUSTER_VARIABLES if name in os.environ]
+    return [(name, os.environ[name] or "(empty)", True) for name in CLUSTER_VARIABLES if name in os.environ]
 
 
 def _ray(address: str | None) -> list[Row]:
     import ray
 
     from fedsir.clients.local_ray import start_ray
+    from fedsir.clients.placement import live_nodes
     from fedsir.config.training import ExecutionConfig
     from fedsir.errors import BadInput
 
     try:
         start_ray(ExecutionConfig(ray_address=address))
         resources = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        nodes = live_nodes()
     except BadInput as error:
         return [("ray cluster", str(error), False)]
     finally:
@@ -112,6 +121,8 @@ def _ray(address: str | None) -> list[Row]:
     devices = f"{resources.get('CPU', 0):g} CPU, {resources.get('GPU', 0):g} GPU"
     seen = f"{devices}, {memory:.1f} GiB, object store {store:.1f} GiB"
     rows: list[Row] = [("ray cluster", seen, True)]
+    if len(nodes) > 1:
+        rows += [(f"node {node.name}", f"{node.cpus:g} CPU, {node.gpus:g} GPU", True) for node in nodes]
     shared = Path("/dev/shm")
     if shared.is_dir():
         free = shutil.disk_usage(shared).free / GIB

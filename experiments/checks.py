@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 
-import torch
-
 from experiments.config import RunFile
+from fedsir.clients.machine import machine_limits
+from fedsir.clients.machine import visible_gpus as visible_gpus  # others ask for it here
 from fedsir.config.training import ExecutionConfig, ModelConfig
 from fedsir.errors import BadInput
 
@@ -26,11 +25,6 @@ def check_work_dir(config: RunFile) -> None:
         ) from error
 
 
-def visible_gpus() -> int:
-    """GPUs that torch sees on this machine."""
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
-
-
 def device_of(execution: ExecutionConfig) -> str:
     """The device that `auto`, `cuda` or `cpu` comes to on this machine."""
     return "cuda" if execution.device != "cpu" and visible_gpus() > 0 else "cpu"
@@ -47,15 +41,18 @@ def check_execution(execution: ExecutionConfig, clients: int) -> None:
             "Set execution.device to auto or cpu, join a cluster with execution.ray_address, or see `fedsir doctor`."
         )
     if execution.actors == "in-process":
-        if execution.gpus_per_client is not None:
-            raise BadInput(
-                f"execution.gpus_per_client is {execution.gpus_per_client:g}, but with execution.actors in-process "
-                "there are no actors to share GPUs.\nLeave gpus_per_client out, or set execution.actors to auto."
-            )
+        for name in ("gpus_per_client", "memory_cap"):
+            value = execution.model_dump()[name]
+            if value is not None:
+                raise BadInput(
+                    f"execution.{name} is {value}, but with execution.actors in-process "
+                    f"there are no actors to share GPUs.\nLeave {name} out, or set execution.actors to auto."
+                )
         return
-    from fedsir.clients.sizing import pool_size
+    from fedsir.clients.sizing import Node, pool_size
 
-    pool_size(execution, clients, float(os.cpu_count() or 1), float(gpus))
+    here = Node("", "this machine", float(machine_limits().usable_cpus), float(gpus))
+    pool_size(execution, clients, [here])
 
 
 def check_model(model: ModelConfig, image_size: int) -> None:

@@ -183,6 +183,8 @@ def runtime_setup(config: RunConfig, condition: Condition, device: str) -> Runti
         threads=config.execution.threads,
         device=device,
         precision=config.execution.precision,
+        deterministic=config.execution.deterministic,
+        compile=config.execution.compile,
     )
 
 

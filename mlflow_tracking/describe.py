@@ -28,6 +28,20 @@ TAG_FEDERATION = "fedsir.federation"
 TAG_ERROR = "fedsir.error"
 TAG_RESUMED = "fedsir.resumed"
 TAG_SUPERSEDED = "fedsir.superseded_by"
+# Marks the run above the runs of a grid, see `mlflow_tracking.sweep_run`; the others name it as their parent.
+TAG_GRID = "fedsir.grid"
+TAG_PARENT = "mlflow.parentRunId"
+TAG_NOTE = "mlflow.note.content"
+
+EXPERIMENT_NOTE = """\
+One run per data set, noise, heterogeneity, method and seed, all with the same parameters and tags; `data_kind` says
+whether images are phantoms. A run `sweep NAME` stands above the runs of each grid.
+
+- Filter `tags.fedsir.run_id != ''` and sort by a metric: sorted by time of creation, MLflow folds runs under the sweep.
+- `attributes.status = 'FINISHED'` leaves complete runs.
+- Sort by `final/accuracy` or `test/macro_f1` (the last round); group by `method` and `alpha`.
+- Charts over rounds: `test/accuracy`, `relabel/residual`, `ident/accuracy`.
+"""
 
 PACKAGES = ("fedsir", "torch", "lightning", "ray", "mlflow")
 # Stands where a setting has no meaning, so that every run has the same parameters.
@@ -118,6 +132,8 @@ def parameters(event: RunStarted) -> dict[str, str]:
         "seed": config.seed,
         "device": config.execution.device,
         "precision": config.execution.precision,
+        "deterministic": config.execution.deterministic,
+        "compile": config.execution.compile,
         "threads": config.execution.threads,
     }
     return {key: _short(str(value)) or NONE for key, value in values.items()}
@@ -149,9 +165,11 @@ def _label_map(config: RunConfig) -> str:
     return ", ".join(f"{source}>{target}" for source, target in noise.label_map.items())
 
 
-def tags(event: RunStarted) -> dict[str, str]:
+def tags(event: RunStarted, parent: str | None = None) -> dict[str, str]:
+    """parent: id of the MLflow run of the sweep that the run belongs to."""
     config, dataset = event.config, event.dataset
     return {
+        **({} if parent is None else {TAG_PARENT: parent}),
         TAG_RUN_ID: event.run_id,
         TAG_CONDITION: condition_name(config, dataset.name),
         TAG_METHOD: config.method.label,
@@ -160,7 +178,7 @@ def tags(event: RunStarted) -> dict[str, str]:
         "fedsir.host": platform.node(),
         **{f"version.{package}": number for package, number in versions().items()},
         "mlflow.source.name": "fedsir",
-        "mlflow.note.content": note(event),
+        TAG_NOTE: note(event),
     }
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -262,7 +262,9 @@ def local_ray() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         # Ray would otherwise start an idle worker for every CPU that it counts.
         patch.setenv("RAY_prestart_worker_first_driver", "0")
-        patch.setattr(ray, "init", partial(ray.init, num_cpus=16, object_store_memory=200 * 2**20))
+        # Not by `partial`: `start_ray` gives its own numbers where the machine limits the process.
+        start, counted = ray.init, {"num_cpus": 16, "object_store_memory": 200 * 2**20}
+        patch.setattr(ray, "init", lambda *address, **settings: start(*address, **{**settings, **counted}))
         start_ray(ExecutionConfig())
     yield
     ray.shutdown()

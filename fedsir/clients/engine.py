@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from typing import NamedTuple
+
 import lightning
 import torch
 from lightning.fabric import Fabric
@@ -14,6 +17,9 @@ from fedsir.clients.runtime import RuntimeSetup
 from fedsir.config.training import ModelConfig, Precision
 from fedsir.models.binding import FlatBinding
 from fedsir.models.network import Network, build_network
+
+CUBLAS_WORKSPACE = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+"""Without it matrix products on GPUs may differ from call to call, and torch refuses them in deterministic mode."""
 
 
 class ClientModule(lightning.LightningModule):
@@ -42,19 +48,56 @@ class Engine:
     What it holds between tasks has no meaning: every task loads weights and resets the optimizer.
     """
 
-    def __init__(self, model: ModelConfig, num_classes: int, device: str, precision: Precision) -> None:
-        # LightningEnvironment keeps a client from reading SLURM variables as if it were a rank of a larger job.
-        self.fabric = Fabric(accelerator=device, devices=1, precision=precision, plugins=[LightningEnvironment()])
-        self.module = ClientModule(build_network(model, num_classes), CrossEntropy())
+    def __init__(self, key: EngineKey) -> None:
+        if key.device == "cuda":
+            set_gpu_numerics(key.deterministic)
+        # On a GPU always the first of those that the process sees: an actor's own. LightningEnvironment keeps a client
+        # from reading SLURM variables as if it were a rank of a larger job.
+        devices = [0] if key.device == "cuda" else 1
+        self.fabric = Fabric(
+            accelerator=key.device, devices=devices, precision=key.precision, plugins=[LightningEnvironment()]
+        )
+        self.module = ClientModule(build_network(key.model, key.num_classes), CrossEntropy())
         self.fabric_module, self.fabric_optimizer = self.fabric.setup(self.module, self.module.configure_optimizers())
         self.binding = FlatBinding(self.module.network)
+        if key.compile:
+            # In place, so that the names of the tensors stay those of the flat schema.
+            self.module.network.backbone.compile()
 
     @classmethod
     def of(cls, setup: RuntimeSetup) -> Engine:
         """The engine that a run needs."""
-        return cls(setup.model, setup.num_classes, setup.device, setup.precision)
+        return cls(engine_key(setup))
 
 
-def engine_key(setup: RuntimeSetup) -> tuple[ModelConfig, int, str, Precision]:
-    """Runs of equal keys can share an engine."""
-    return setup.model, setup.num_classes, setup.device, setup.precision
+class EngineKey(NamedTuple):
+    """What an engine is made for; runs of equal keys can share one."""
+
+    model: ModelConfig
+    num_classes: int
+    device: str
+    precision: Precision
+    deterministic: bool
+    compile: bool
+
+
+def engine_key(setup: RuntimeSetup) -> EngineKey:
+    """What the engine of a run is made for."""
+    return EngineKey(setup.model, setup.num_classes, setup.device, setup.precision, setup.deterministic, setup.compile)
+
+
+def set_gpu_numerics(deterministic: bool) -> None:
+    """How this process computes on its GPU; CPUs are deterministic anyway and their bits do not depend on it.
+
+    deterministic: the same bits every time on GPUs of one kind, and an error from operations that cannot be so.
+    Otherwise TF32 and whatever algorithms prove fastest.
+    """
+    if deterministic:
+        # Read when the first matrix product is prepared. Actors get it from their environment already.
+        os.environ.setdefault(*CUBLAS_WORKSPACE)
+    torch.use_deterministic_algorithms(deterministic)
+    # Nobody reads memory that nobody has written, and filling it takes time.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.backends.cudnn.benchmark = not deterministic
+    torch.backends.cudnn.allow_tf32 = not deterministic
+    torch.set_float32_matmul_precision("highest" if deterministic else "high")

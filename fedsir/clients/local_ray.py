@@ -18,6 +18,7 @@ from ray._private import ray_constants
 from ray._private import utils as worker_utils
 from ray._private import worker as ray_worker
 
+from fedsir.clients.machine import machine_limits, ray_resources, visible_gpus
 from fedsir.config.training import ExecutionConfig
 from fedsir.errors import BadInput, first_line
 
@@ -30,6 +31,8 @@ VITAL = ("gcs_server", "raylet")
 def start_ray(config: ExecutionConfig) -> None:
     """Join the configured Ray cluster, or start a quiet local one bound to the loopback address.
 
+    A local one counts the cores, memory and GPUs that this process may use, see `machine`.
+
     Raises BadInput when the address cannot be joined.
     """
     if ray.is_initialized():
@@ -41,9 +44,10 @@ def start_ray(config: ExecutionConfig) -> None:
     try:
         with _signals_wait():
             if address is None:
+                resources = ray_resources(machine_limits(), visible_gpus())
                 with _loopback_only():
                     # `local`: a cluster that happens to run on this machine is not joined unasked.
-                    ray.init("local", include_dashboard=False, _node_ip_address=LOOPBACK, **quiet)
+                    ray.init("local", include_dashboard=False, _node_ip_address=LOOPBACK, **resources, **quiet)
             else:
                 _check_answers(address)
                 ray.init(address, **quiet)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -14,30 +13,22 @@ from typing import Any
 import numpy as np
 import ray
 from numpy.typing import NDArray
-from ray.exceptions import GetTimeoutError
 
-from fedsir.clients.executor import Outcome, Worker, WorkItem
-from fedsir.clients.feeding import LOST, Feeder
+from fedsir.clients.actors import Actors
+from fedsir.clients.executor import Outcome, WorkItem
+from fedsir.clients.feeding import Feeder
 from fedsir.clients.jobs import Job, Piece
 from fedsir.clients.local_ray import start_ray, watch_ray
+from fedsir.clients.memory_probe import Demand
 from fedsir.clients.runtime import RuntimeSetup, Work
-from fedsir.clients.sizing import pool_size
 from fedsir.clients.tasks import Broadcast
 from fedsir.config.training import ExecutionConfig
-from fedsir.errors import BadInput, RunFailed, WorkersLost, first_line
+from fedsir.errors import RunFailed, WorkersLost, first_line
 
 LOOK_S = 0.5
 """How often who waits for actors looks whether Ray is still there; usually the pool's thread tells at once."""
 
 _NO_IMAGES = np.zeros((0, 1, 1), dtype=np.uint8)
-
-
-class ClientActor(Worker):
-    """The worker as a Ray actor."""
-
-    def pid(self) -> int:
-        """Process id of the actor, for diagnosis."""
-        return os.getpid()
 
 
 @dataclass(frozen=True)
@@ -59,7 +50,10 @@ class _Submitted:
 
 @dataclass(frozen=True)
 class _Done:
+    """actor: the one that had the work; by now another may be in its place."""
+
     reference: Any
+    actor: Any
 
 
 @dataclass(frozen=True)
@@ -109,32 +103,37 @@ class Lane:
 class ActorPool:
     """Ray actors as configured, started once, and the thread that feeds them; its lanes are executors of runs."""
 
-    def __init__(self, config: ExecutionConfig, clients: int) -> None:
-        """Start the actors. Raises BadInput when the cluster lacks the resources."""
+    def __init__(self, config: ExecutionConfig, clients: int, demand: Demand | None = None) -> None:
+        """Start the actors. Raises BadInput when the cluster lacks the resources.
+
+        demand: what a client takes of a GPU, needed where `gpus_per_client` is `auto`.
+        """
         start_ray(config)
-        resources = ray.cluster_resources()  # type: ignore[no-untyped-call]
-        cpus = float(resources.get("CPU", 1.0))
-        self._config = config
-        self.slots, self._gpu_fraction = pool_size(config, clients, cpus, float(resources.get("GPU", 0.0)))
-        # More actors than cores share them: Ray counts CPUs logically and would otherwise wait for ever.
-        self._cpu_share = min(float(config.threads), int(cpus / self.slots * 1e4) / 1e4)
+        self._actors = Actors(config, clients, demand)
+        self._patience_s = config.startup_timeout_s
         self._per_client = config.actors == "per-client"
         self._numbers = count()
         self._served: dict[int, _Served] = {}
         self._serving = threading.Lock()
         self._lost: str | None = None
-        self._actors = [self._start_actor() for _ in range(self.slots)]
-        self._await_start()
+        self._asked: Any = None
         self._inbox: SimpleQueue[_Submitted | _Done | _Aborted | None] = SimpleQueue()
-        self._feeder = Feeder(self.slots, self._per_client, self._gpu_fraction > 0, self._send, self._replace)
+        self._feeder = Feeder(
+            self._actors.slots, self._per_client, self._actors.gpu_fraction > 0, self._send, self._replace
+        )
         self._thread = threading.Thread(target=self._feed_actors, name="actor pool", daemon=True)
         self._thread.start()
         watch_ray(self._ray_ended)
 
     @property
+    def slots(self) -> int:
+        """How many items run at the same time; fewer once a node has died whose actors have no other place."""
+        return len(self._actors.all())
+
+    @property
     def device(self) -> str:
         """Accelerator of the actors: `cuda` when they hold GPU fractions."""
-        return "cuda" if self._gpu_fraction > 0 else "cpu"
+        return "cuda" if self._actors.gpu_fraction > 0 else "cpu"
 
     def take_work(self) -> Work:
         """What the actors did since this was last asked."""
@@ -145,25 +144,9 @@ class ActorPool:
         """An executor for one run after the other, beside those of other lanes."""
         return Lane(self, next(self._numbers))
 
-    def _start_actor(self) -> Any:
-        remote = ray.remote(ClientActor)
-        return remote.options(num_cpus=self._cpu_share, num_gpus=self._gpu_fraction, max_restarts=0).remote()
-
-    def _await_start(self) -> None:
-        try:
-            ray.get([actor.pid.remote() for actor in self._actors], timeout=self._config.startup_timeout_s)
-        except GetTimeoutError as error:
-            have = ray.available_resources()  # type: ignore[no-untyped-call]
-            self._kill_actors()
-            raise BadInput(
-                f"execution: {self.slots} actors ({self._cpu_share:g} CPU, {self._gpu_fraction:g} GPU each) did not "
-                f"start within {self._config.startup_timeout_s:g} s; Ray has {have.get('CPU', 0):g} CPU and "
-                f"{have.get('GPU', 0):g} GPU free.\nLower execution.actors or raise execution.startup_timeout_s."
-            ) from error
-
     def pids(self) -> list[int]:
         """Process ids of the actors."""
-        return list(ray.get([actor.pid.remote() for actor in self._actors]))
+        return self._actors.pids()
 
     # -- what lanes ask for ------------------------------------------------------------------------------------------
 
@@ -176,7 +159,7 @@ class ActorPool:
             images = (ray.put(arrays[0]), ray.put(arrays[1])) if known is None else known.images
             bare = ray.put(replace(setup, train_images=_NO_IMAGES, test_images=_NO_IMAGES))
             self._served[lane] = _Served(bare, images, arrays)
-            for actor in self._actors:
+            for actor in self._actors.all():
                 actor.prepare.remote(bare, lane, *images)
 
     def submit(self, job: Job) -> None:
@@ -202,7 +185,7 @@ class ActorPool:
         with self._serving:
             self._served.pop(lane, None)
             # What has died forgets by itself, and must not be asked.
-            for actor in self._actors if self._lost is None else ():
+            for actor in self._actors.all() if self._lost is None else ():
                 actor.forget.remote(lane)
 
     # -- the thread that feeds the actors ----------------------------------------------------------------------------
@@ -219,6 +202,7 @@ class ActorPool:
                         else:
                             feeder.accept(message.job)
                     case _Done():
+                        self._asked = message.actor
                         feeder.collect(message.reference)
                     case _Aborted():
                         aborted = message.error
@@ -229,20 +213,21 @@ class ActorPool:
                 feeder.give_up(aborted)
 
     def _send(self, slot: int, piece: Piece) -> Any:
-        reference = self._actors[slot].work.remote(piece.items, piece.job.broadcast, piece.job.lane)
-        reference.future().add_done_callback(lambda _: self._inbox.put(_Done(reference)))
+        actor = self._actors.of(slot)
+        reference = actor.work.remote(piece.items, piece.job.broadcast, piece.job.lane)
+        reference.future().add_done_callback(lambda _: self._inbox.put(_Done(reference, actor)))
         return reference
 
     def _replace(self, slot: int, error: Exception) -> None:
-        """Start a new actor in place of a dead one. Raises WorkersLost."""
-        actor = self._start_actor()
-        try:
-            ray.get(actor.pid.remote(), timeout=self._config.startup_timeout_s)
-        except (GetTimeoutError, *LOST) as again:
-            raise WorkersLost(f"a client actor died and could not be replaced: {error}") from again
+        """Start a new actor in place of a dead one, or let others serve its slot. Raises WorkersLost."""
+        if self._asked is not self._actors.of(slot):
+            return  # it served several slots, and another of them has lost it first
+        actor = self._actors.replacement(slot, error)
+        if actor is None:
+            return
         # Only now: the lanes of other runs must not wait for the start.
         with self._serving:
-            self._actors[slot] = actor
+            self._actors.put(slot, actor)
             for lane, served in self._served.items():
                 actor.prepare.remote(served.setup, lane, *served.images)
 
@@ -250,14 +235,9 @@ class ActorPool:
         """Kill the actors; Ray itself stays up for the next pool."""
         self._inbox.put(None)
         # Without Ray it may hang in the start of an actor.
-        self._thread.join(timeout=self._config.startup_timeout_s if self._lost is None else LOOK_S)
-        self._kill_actors()
+        self._thread.join(timeout=self._patience_s if self._lost is None else LOOK_S)
+        self._actors.release()
         self._served.clear()
-
-    def _kill_actors(self) -> None:
-        for actor in self._actors:
-            ray.kill(actor)
-        self._actors = []
 
 
 def _died(name: str) -> WorkersLost:

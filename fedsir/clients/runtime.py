@@ -27,7 +27,7 @@ class RuntimeSetup:
     """Everything a worker must know to serve any client of one run; shipped once per run, images once per data set.
 
     train_images, test_images: (N, H, W) uint8. indices: K arrays of positions in `train_images`. public_pool:
-    (P,) positions of images that no client holds.
+    (P,) positions of images that no client holds. deterministic, compile: see `ExecutionConfig`.
     """
 
     model: ModelConfig
@@ -41,6 +41,8 @@ class RuntimeSetup:
     threads: int
     device: str
     precision: Precision
+    deterministic: bool = True
+    compile: bool = False
 
 
 @dataclass
@@ -87,15 +89,15 @@ class ClientRuntime:
         self.device = engine.fabric.device
         self._on_device: dict[int, Tensor] = {}
 
-    def client_images(self, client: int, positions: NDArray[np.int64]) -> Tensor:
-        """Raw images (B, H, W) uint8 of a client on its device, by position within the client."""
+    def client_images(self, client: int, positions: Tensor) -> Tensor:
+        """Raw images (B, H, W) uint8 of a client on its device, by position (B,) int64 there within the client."""
         indices = self.setup.indices[client]
         if self.device.type == "cpu":
             # The shared array is read-only memory; picking copies just the batch.
-            return torch.from_numpy(self.setup.train_images[indices[positions]])
+            return torch.from_numpy(self.setup.train_images[indices[positions.numpy()]])
         if client not in self._on_device:
             self._on_device[client] = torch.from_numpy(self.setup.train_images[indices]).to(self.device)
-        return self._on_device[client][torch.from_numpy(positions).to(self.device)]
+        return self._on_device[client][positions]
 
     def pool_images(self, start: int, stop: int) -> Tensor:
         """Raw images (B, H, W) uint8 of the public pool on the device, by position within the pool."""

@@ -126,16 +126,18 @@ def train_locally(
     targets = torch.from_numpy(np.array(labels)).to(runtime.device)
     total, steps, skipped = 0.0, 0, 0
     for epoch, (order, flips) in enumerate(epochs):
+        # Once per epoch: every copy to a GPU makes the process wait for it.
+        places = torch.from_numpy(order).to(runtime.device)
+        mirrored = torch.from_numpy(flips).to(runtime.device)
         for index, part in enumerate(slices[: budget - epoch * len(slices)]):
             with client.timing_data():
-                positions = order[part]
-                where = torch.from_numpy(positions).to(runtime.device)
-                images = flip(runtime.client_images(client.id, positions), torch.from_numpy(flips[positions]))
+                where = places[part]
+                images = flip(runtime.client_images(client.id, where), mirrored[where])
                 batch_extras = {name: tensor[where] for name, tensor in extras.items()}
                 if teacher_logits:
                     batch_extras["teacher_logits"] = teacher_logits[epoch][where]
                 batch = Batch(normalize(images, transform), targets[where], batch_extras)
-            client.work.trained += len(positions)
+            client.work.trained += len(where)
             value = take_step(client, batch, index)
             if not np.isfinite(value):
                 skipped += 1
@@ -174,13 +176,13 @@ def forward_pass(client: Client, what: str, flips: NDArray[np.bool_] | None = No
     Images come in the client's order with the plain transform, or flipped where `flips` (n,) says so.
     """
     chunks: list[Tensor] = []
-    for start in range(0, client.size, FORWARD_BATCH):
+    for start, stop in slices_of(client.size, FORWARD_BATCH):
         with client.timing_data():
-            positions = np.arange(start, min(start + FORWARD_BATCH, client.size))
+            positions = torch.arange(start, stop, device=client.runtime.device)
             images = client.runtime.client_images(client.id, positions)
             if flips is not None:
-                images = flip(images, torch.from_numpy(flips[positions]))
-        client.work.forwarded += len(positions)
+                images = flip(images, torch.from_numpy(flips[start:stop]))
+        client.work.forwarded += stop - start
         chunks.append(forward(client, images, what))
     return torch.cat(chunks)
 

@@ -16,13 +16,25 @@ LabelMapName = Literal["kermany", "uic_up", "uic_pair_swap", "uic_random_neighbo
 
 
 class PartitionConfig(Section):
-    """Class-wise Dirichlet partition (Q30)."""
+    """How images are dealt: class-wise Dirichlet (Q30), or variant `site`, real sites as clients.
+
+    With `site` the manifest's column decides, so the other settings must keep their defaults.
+    """
 
     alpha: PositiveFloat = 2.0
-    variant: Literal["multinomial", "split"] = "multinomial"
+    variant: Literal["multinomial", "split", "site"] = "multinomial"
     unit: Literal["image", "patient"] = "image"
     min_client_size: PositiveInt = 10
     max_redraws: PositiveInt = 1000
+
+    @model_validator(mode="after")
+    def _sites_need_no_draw(self) -> PartitionConfig:
+        if self.variant == "site":
+            fields = type(self).model_fields
+            drawn = [n for n, f in fields.items() if n != "variant" and getattr(self, n) != f.default]
+            if drawn:
+                raise ValueError(f"with variant site the sites decide who holds what: leave out {', '.join(drawn)}")
+        return self
 
 
 class NoiseConfig(Section):

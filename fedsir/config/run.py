@@ -38,10 +38,15 @@ class RunConfig(Section):
         """16 hex digits that change exactly when something that determines the result changes.
 
         Where a run executes does not count, except what is known to change bits: threads per client, the
-        device asked for and the precision.
+        device asked for, the precision, and fast or compiled arithmetic where it is asked for.
         """
         content = self.model_dump(mode="json", exclude={"name", "execution"})
         content["execution"] = self.execution.model_dump(mode="json", include={"threads", "device", "precision"})
+        # Only where they differ from the default: what was recorded before they could be set stays the same run.
+        if not self.execution.deterministic:
+            content["execution"]["deterministic"] = False
+        if self.execution.compile:
+            content["execution"]["compile"] = True
         content["data"].pop("cache_dir", None)
         # A label: what it stands for is in the other settings.
         content["method"].pop("preset", None)

@@ -47,16 +47,28 @@ class EvaluationConfig(Section):
 
 
 class ExecutionConfig(Section):
-    """Where client work runs; none of it may change a result except `threads`, `device` and `precision`.
+    """Where client work runs; none of it may change a result except `threads`, `device`, `precision`, `deterministic`
+    and `compile`.
 
     `actors`: `per-client`, a number of Ray actors that share the clients, `auto` (one per CPU core, at most
     one per client; per client when clients get GPU fractions) or `in-process` (no Ray, for debugging).
+    `gpus_per_client`: a fraction of a GPU or a whole number of them; `auto`: as many actors to a GPU as a measurement
+    of network, batch and image size says will fit; left out, one actor per GPU unless more actors are asked for.
     """
 
     actors: PositiveInt | Literal["auto", "per-client", "in-process"] = "auto"
     threads: PositiveInt = Field(default=1, description="CPU threads per client; part of what determines the bits")
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    gpus_per_client: NonNegativeFloat | None = Field(default=None, description="GPU fraction of each actor")
+    gpus_per_client: NonNegativeFloat | Literal["auto"] | None = Field(
+        default=None, description="GPU fraction of each actor"
+    )
+    memory_cap: Annotated[float, Field(strict=True, gt=0, le=1)] | None = Field(
+        default=None, description="share of its GPU's memory that an actor may allocate, beside the CUDA context"
+    )
     precision: Precision = "32"
+    deterministic: bool = Field(
+        default=True, description="on GPUs, the same bits every time; false: TF32 and the fastest algorithms"
+    )
+    compile: bool = Field(default=False, description="torch.compile of the backbone; other bits, slower to start")
     ray_address: str | None = Field(default=None, description="join this Ray cluster instead of starting one")
     startup_timeout_s: PositiveFloat = 120.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -14,15 +15,17 @@ from typing import Any
 import pytest
 import ray
 
+from fedsir.clients.actors import Actors
 from fedsir.clients.executor import WorkItem
 from fedsir.clients.feeding import MAX_ATTEMPTS
 from fedsir.clients.local_ray import start_ray
+from fedsir.clients.placement import Placement
 from fedsir.clients.pool import ActorPool
 from fedsir.clients.runtime import Client
-from fedsir.clients.sizing import pool_size
+from fedsir.clients.sizing import Node, pool_size
 from fedsir.clients.tasks import Broadcast, ClientResult
 from fedsir.config.training import ExecutionConfig
-from fedsir.errors import BadInput, RunFailed
+from fedsir.errors import BadInput, RunFailed, WorkersLost
 
 # Actors cannot import test modules, so what is defined here travels with its code.
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -151,6 +154,42 @@ def test_an_actor_killed_from_outside_between_rounds_costs_nothing(
     assert len(set(before) & set(pool.pids())) == 1
 
 
+@pytest.mark.usefixtures("local_ray")
+@pytest.mark.parametrize("actors", [2, "per-client"])
+def test_slots_of_a_lost_node_are_served_by_the_actors_that_are_left(
+    lab: Any, expected: str, monkeypatch: pytest.MonkeyPatch, actors: Any
+) -> None:
+    """There is one node here, so what is said about the place of slot 1 is made up; its actor really dies."""
+    pool = ActorPool(ExecutionConfig(actors=actors), lab.clients)
+    try:
+        slots, pids = pool.slots, pool.pids()
+        monkeypatch.setattr(Placement, "holds", lambda _, slot: slot != 1)
+        monkeypatch.setattr(Placement, "move", lambda _, slot: slot != 1)
+
+        class Killer(lab.collector):  # type: ignore[misc, name-defined]
+            def record(self, event: Any) -> None:
+                super().record(event)
+                if len(self.rounds) in (1, 2) and self.finished is None:
+                    # First the one whose place is gone, then the one that took over.
+                    alive = pool.pids()
+                    os.kill(pids[1] if len(self.rounds) == 1 else alive[-1 if len(alive) > 1 else 0], signal.SIGKILL)
+
+        recorder = Killer()
+        assert lab.run(lab.config(), executor=pool.lane(), recorder=recorder).weights_hash == expected
+        assert pool.slots == slots - 1
+        assert pids[1] not in pool.pids()
+        assert lab.run(lab.config(), executor=pool.lane()).weights_hash == expected
+        # With the last place goes the last hope.
+        monkeypatch.setattr(Placement, "holds", lambda *_: False)
+        monkeypatch.setattr(Placement, "move", lambda *_: False)
+        for pid in pool.pids():
+            os.kill(pid, signal.SIGKILL)
+        with pytest.raises(WorkersLost, match="could not be replaced"):
+            lab.run(lab.config(), executor=pool.lane())
+    finally:
+        pool.close()
+
+
 def test_a_task_that_always_kills_its_actor_ends_the_run(
     lab: Any, pool_of: Callable[..., ActorPool], tmp_path: Path, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,11 +274,39 @@ def test_actors_that_cannot_start_are_reported_in_time(local_ray: None) -> None:
     taken = ray.util.placement_group([{"CPU": ray.available_resources()["CPU"]}])
     ray.get(taken.ready())
     try:
-        with pytest.raises(BadInput, match=r"did not start within 0.5 s; Ray has 0 CPU(.|\n)*startup_timeout_s"):
+        with pytest.raises(BadInput, match=r"1 actors \(16 CPU, 0 GPU each\) did not start within 0.5 s") as caught:
             ActorPool(config, clients=1)
+        assert re.search(
+            r"node 127.0.0.1 .*: \d+ of 16 CPU, 0 of 0 GPU free(.|\n)*startup_timeout_s", str(caught.value)
+        )
     finally:
         ray.util.remove_placement_group(taken)
     assert pool_cpus == 16
+
+
+@pytest.mark.parametrize("deaths", [1, 2])
+def test_an_actor_that_dies_at_its_start_is_started_once_more(
+    local_ray: None,  # noqa: ARG001
+    monkeypatch: pytest.MonkeyPatch,
+    deaths: int,
+) -> None:
+    start, started = Actors._start, []
+
+    def dying(actors: Actors, slot: int) -> Any:
+        started.append(start(actors, slot))
+        if len(started) <= deaths:
+            ray.kill(started[-1])
+        return started[-1]
+
+    monkeypatch.setattr(Actors, "_start", dying)
+    if deaths == 1:
+        actors = Actors(ExecutionConfig(actors=1), 4, None)
+        assert len(actors.pids()) == 1
+        actors.release()
+    else:
+        with pytest.raises(BadInput, match="client actors cannot start"):
+            Actors(ExecutionConfig(actors=1), 4, None)
+    assert len(started) == 2
 
 
 def test_an_address_without_ray_is_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,7 +325,7 @@ def test_an_address_without_ray_is_bad_input(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def size(clients: int = 10, cpus: float = 8, gpus: float = 0, **settings: Any) -> tuple[int, float]:
-    return pool_size(ExecutionConfig(**settings), clients, cpus, gpus)
+    return pool_size(ExecutionConfig(**settings), clients, [Node("", "here", cpus, gpus)])
 
 
 def test_without_gpus_one_actor_per_core_and_no_more_than_clients() -> None:

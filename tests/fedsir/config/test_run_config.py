@@ -123,12 +123,15 @@ DETERMINES: dict[str, Any] = {
     "execution__threads": 2,
     "execution__device": "cpu",
     "execution__precision": "bf16-mixed",
+    "execution__deterministic": False,
+    "execution__compile": True,
 }
 # And for every key that says where a run happens or what it is called.
 DOES_NOT: dict[str, Any] = {
     "name": "another",
     "execution__actors": "per-client",
     "execution__gpus_per_client": 0.5,
+    "execution__memory_cap": 0.5,
     "execution__ray_address": "ray://elsewhere:10001",
     "execution__startup_timeout_s": 5.0,
 }
@@ -269,6 +272,9 @@ def test_a_whole_number_is_a_number() -> None:
         ("execution__threads", 0),
         ("execution__device", "mps"),
         ("execution__precision", "16"),
+        ("execution__gpus_per_client", "measured"),
+        ("execution__memory_cap", 0.0),
+        ("execution__memory_cap", 1.5),
         ("method__identification__descriptors", []),
         ("method__identification__threshold", -0.1),
         ("method__relabeling__every", 0),

@@ -1,0 +1,152 @@
+"""The actor processes of a pool: their start at their places, and what becomes of a slot whose actor has died."""
+
+from __future__ import annotations
+
+import os
+from time import monotonic
+from typing import Any
+
+import ray
+import torch
+from ray.exceptions import ActorUnschedulableError, GetTimeoutError, RayActorError, RayError
+
+from fedsir.clients.engine import CUBLAS_WORKSPACE
+from fedsir.clients.executor import Worker
+from fedsir.clients.feeding import LOST
+from fedsir.clients.memory_probe import Demand, measure
+from fedsir.clients.placement import Placement, live_nodes, plan_layout
+from fedsir.clients.sizing import Node, pool_size
+from fedsir.config.training import ExecutionConfig
+from fedsir.errors import BadInput, WorkersLost, first_line
+
+
+class ClientActor(Worker):
+    """The worker as a Ray actor.
+
+    memory_cap: share of its GPU's memory that it may allocate, None for all of it.
+    """
+
+    def __init__(self, memory_cap: float | None = None) -> None:
+        super().__init__()
+        if memory_cap is not None:
+            torch.cuda.set_per_process_memory_fraction(memory_cap)
+
+    def pid(self) -> int:
+        """Process id of the actor, for diagnosis."""
+        return os.getpid()
+
+
+class Actors:
+    """One actor for each slot, started as configured; Ray must be running."""
+
+    def __init__(self, config: ExecutionConfig, clients: int, demand: Demand | None) -> None:
+        """Start them. Raises BadInput when the cluster lacks the resources.
+
+        demand: what a client takes of a GPU, needed where `gpus_per_client` is `auto`.
+        """
+        self._config = config
+        nodes = [node for node in live_nodes() if node.cpus > 0 or node.gpus >= 1]
+        self.slots, self.gpu_fraction = pool_size(config, clients, nodes, _per_gpu(config, demand, nodes))
+        layout = plan_layout(self.slots, self.gpu_fraction, config.threads, nodes)
+        self._placement = Placement(layout, nodes, config.startup_timeout_s)
+        # Slots whose place is gone with its node: actors of other slots serve them as well.
+        self._homeless: set[int] = set()
+        self._actors = [self._start(slot) for slot in range(self.slots)]
+        self._await_start()
+
+    def of(self, slot: int) -> Any:
+        """The actor that serves a slot."""
+        return self._actors[slot]
+
+    def all(self) -> list[Any]:
+        """Each actor once."""
+        return [actor for slot, actor in enumerate(self._actors) if slot not in self._homeless]
+
+    def pids(self) -> list[int]:
+        """Process ids of the actors."""
+        return list(ray.get([actor.pid.remote() for actor in self.all()]))
+
+    def replacement(self, slot: int, error: Exception) -> Any | None:
+        """A new actor, to be `put` in the place of one that has died with `error`.
+
+        None where its node is gone and there is no other place: then the slot has been given to an actor that others
+        have as well. Raises WorkersLost when there is none.
+        """
+        owner = self._owner(slot)
+        actor = self._another(owner) if self._placement.move(owner) else None
+        if actor is not None:
+            return actor
+        others = [s for s in range(self.slots) if s not in self._homeless | {owner} and self._placement.holds(s)]
+        # Asked again, since its node may have died only just now.
+        if not others or self._placement.holds(owner):
+            raise WorkersLost(f"a client actor died and could not be replaced: {error}") from error
+        self._homeless.add(owner)
+        self.put(slot, self._actors[others[owner % len(others)]])
+        return None
+
+    def put(self, slot: int, actor: Any) -> None:
+        """Let an actor serve a slot and all others that had the same one so far."""
+        before = self._actors[slot]
+        self._actors = [actor if a is before else a for a in self._actors]
+
+    def release(self) -> None:
+        """Kill the actors and give up what was reserved for them."""
+        for actor in self._actors:
+            ray.kill(actor)
+        self._actors = []
+        self._placement.close()
+
+    def _owner(self, slot: int) -> int:
+        """The slot at whose place the actor of a slot was started."""
+        return next(s for s, a in enumerate(self._actors) if a is self._actors[slot] and s not in self._homeless)
+
+    def _start(self, slot: int) -> Any:
+        options = self._placement.options(slot)
+        memory_cap = None
+        if self.gpu_fraction > 0:
+            memory_cap = self._config.memory_cap
+            if self._config.deterministic:
+                options["runtime_env"] = {"env_vars": dict([CUBLAS_WORKSPACE])}
+        return ray.remote(ClientActor).options(max_restarts=0, **options).remote(memory_cap)
+
+    def _await_start(self) -> None:
+        answers = [actor.pid.remote() for actor in self._actors]
+        deadline = monotonic() + self._config.startup_timeout_s
+        try:
+            for slot, answer in enumerate(answers):
+                try:
+                    ray.get(answer, timeout=max(0.0, deadline - monotonic()))
+                except RayActorError:
+                    # Processes that load large libraries at the same moment have been seen to fail in that, rarely.
+                    self._actors[slot] = again = self._start(slot)
+                    ray.get(again.pid.remote(), timeout=max(0.0, deadline - monotonic()))
+        except GetTimeoutError as error:
+            # Read first: what is killed counts as free.
+            shortage = self._placement.shortage(self._config.startup_timeout_s)
+            self.release()
+            raise BadInput(shortage) from error
+        except RayError as error:
+            self.release()
+            raise BadInput(
+                f"execution: client actors cannot start: {first_line(error)}\n"
+                "On a cluster, the same version of fedsir must be installed on every node; see `fedsir doctor`."
+            ) from error
+
+    def _another(self, slot: int) -> Any | None:
+        """A new actor at the place of a slot, None where it cannot be started."""
+        actor = self._start(slot)
+        try:
+            ray.get(actor.pid.remote(), timeout=self._config.startup_timeout_s)
+        except (GetTimeoutError, ActorUnschedulableError, *LOST):
+            ray.kill(actor)
+            return None
+        return actor
+
+
+def _per_gpu(config: ExecutionConfig, demand: Demand | None, nodes: list[Node]) -> int | None:
+    """Actors that are measured to fit on one GPU, where that is asked for and there are GPUs."""
+    if config.gpus_per_client != "auto" or config.device == "cpu" or all(node.gpus < 1 for node in nodes):
+        return None
+    if demand is None:
+        raise ValueError("gpus_per_client is auto: the pool must know what clients demand of a GPU")
+    return measure(demand, nodes, config.startup_timeout_s).actors_per_gpu()
