@@ -19,12 +19,17 @@ from fedsir.config.method import MethodConfig
 from fedsir.config.run import RunConfig
 from fedsir.errors import BadInput
 from fedsir.methods.registry import find_method, find_preset, parse_method_config
+from fedsir.text import control_character
 from mlflow_tracking.config import TrackingConfig
 
 MISSING = "???"
 """Value of a preset's key that only the user can fill in."""
 
 MAX_FILE_BYTES = 1_000_000
+MAX_DEPTH = 50
+MAX_NUMBER = 100
+"""Characters of a number, date or word such as `true`."""
+MAX_SHOWN = 200
 
 
 class RunFile(RunConfig):
@@ -49,6 +54,11 @@ class RunFile(RunConfig):
     def checkpoint_file(self) -> Path:
         """Where an interrupted run continues from."""
         return self.work_dir / "checkpoints" / f"{self.identity()}.safetensors"
+
+
+def file_stem(name: str) -> str:
+    """The name of a run as part of a file name: without what would lead to another folder."""
+    return re.sub(r"[^\w. -]+|^\.+", "_", name)[:100]
 
 
 @cache
@@ -146,7 +156,7 @@ def read_text(path: Path, source: str, kind: str, known: Sequence[str]) -> str:
         size = path.stat().st_size
         if size > MAX_FILE_BYTES:
             raise BadInput(f"{path} has {size} bytes, a file of settings at most {MAX_FILE_BYTES}.\n{remedy}")
-        return path.read_text("utf-8")
+        return path.read_text("utf-8-sig")
     except UnicodeDecodeError as error:
         raise BadInput(f"{path} is not UTF-8 text (byte {error.start}).\n{remedy}") from error
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
@@ -154,22 +164,57 @@ def read_text(path: Path, source: str, kind: str, known: Sequence[str]) -> str:
         raise BadInput(f"{shown!r} cannot be read: {getattr(error, 'strerror', None) or error}.\n{remedy}") from error
 
 
+def _refusal(what: str, where: Any) -> yaml.MarkedYAMLError:
+    """The error that `what` is wrong at an event or a node."""
+    return yaml.constructor.ConstructorError(None, None, what, where.start_mark)
+
+
 class _Loader(yaml.SafeLoader):
-    """Plain YAML without aliases (which expand exponentially), with unique keys and numbers such as 3e-4."""
+    """Plain YAML with unique keys and numbers such as 3e-4.
+
+    Without what no file of settings needs: aliases, which expand exponentially, tags, which ask for other types,
+    deep nesting, numbers beyond 64 bits and control characters.
+    """
+
+    _depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            event = self.peek_event()  # type: ignore[no-untyped-call]
-            raise yaml.composer.ComposerError(None, None, "aliases are not allowed", event.start_mark)
-        return super().compose_node(parent, index)
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        if isinstance(event, yaml.AliasEvent):
+            raise _refusal("aliases are not allowed", event)
+        if event.tag is not None:
+            raise _refusal(f"tags ({event.tag.removeprefix('tag:yaml.org,2002:')}) are not allowed", event)
+        if self._depth >= MAX_DEPTH:
+            raise _refusal("nested too deeply", event)
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        if not isinstance(node, yaml.ScalarNode):
+            return super().construct_object(node, deep)
+        character = control_character(node.value.replace("\n", "").replace("\t", ""))
+        if character is not None:
+            raise _refusal(f"the control character {character} is not allowed", node)
+        if not node.tag.endswith(":str") and len(node.value) > MAX_NUMBER:
+            # Sexagesimal numbers, for one, take time that grows with the square of their length.
+            raise _refusal("a number is too long", node)
+        try:
+            value = super().construct_object(node, deep)
+        except (ValueError, ArithmeticError, LookupError, AttributeError) as error:
+            raise _refusal(str(error), node) from error
+        if isinstance(value, int) and abs(value) >= 2**63:
+            raise _refusal("a number exceeds 64 bits", node)
+        return value
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
-                raise yaml.constructor.ConstructorError(None, None, "a key must be a word", key.start_mark)
+                raise _refusal("a key must be a word", key)
             if key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"key {key.value!r} is given twice", key.start_mark)
+                raise _refusal(f"key {key.value!r} is given twice", key)
             seen.add(key.value)
         return super().construct_mapping(node, deep)
 
@@ -196,26 +241,23 @@ def _parsed(text: str, name: str) -> Any:
         raise BadInput(f"{name} is not valid YAML{place}: {error.problem or error}.") from error
     except yaml.YAMLError as error:
         raise BadInput(f"{name} is not valid YAML: {' '.join(str(error).split())}.") from error
-    except RecursionError as error:
-        raise BadInput(f"{name} is nested too deeply.") from error
-    except ValueError as error:  # a date that does not exist, a number of thousands of digits
-        raise BadInput(f"{name} holds a value that cannot be read: {error}.") from error
 
 
 def _apply(values: dict[str, Any], override: str) -> None:
     key, separator, text = override.partition("=")
+    shown = override if len(override) <= MAX_SHOWN else f"{override[: MAX_SHOWN - 3]}..."
     parts = key.strip().split(".")
     if not separator or not all(parts):
-        raise BadInput(f"--set {override}: expected section.key=value, for example federation.noise.ratio=0.6.")
+        raise BadInput(f"--set {shown}: expected section.key=value, for example federation.noise.ratio=0.6.")
     section = values
     for depth, part in enumerate(parts[:-1]):
         if part == "method" and isinstance(section.get(part), str):
             section[part] = {"name": section[part]}
         inner = section.setdefault(part, {})
         if not isinstance(inner, dict):
-            raise BadInput(f"--set {override}: {'.'.join(parts[: depth + 1])} is a value, not a section.")
+            raise BadInput(f"--set {shown}: {'.'.join(parts[: depth + 1])} is a value, not a section.")
         section = inner
-    value = parse_yaml(text, f"--set {override}")
+    value = parse_yaml(text, f"--set {shown}")
     before = section.get(parts[-1])
     if parts[-1] == "name" and parts[:-1] == ["method"] and before not in (None, value):
         # Settings of the method that the file named do not belong to another one, but to its presets they do.

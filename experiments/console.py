@@ -32,6 +32,11 @@ class Notes:
             say(self._console, f"note: {text}", style)
 
 
+def new_console(stderr: bool = False) -> Console:
+    """A console that shows names as they are: `[/]` in the name of a class is no markup, `:x:` no emoji."""
+    return Console(stderr=stderr, markup=False, emoji=False)
+
+
 def say(console: Console, text: str, style: str = "") -> None:
     """Print text as it is: unbroken, so that paths and commands can be copied, and without reading markup."""
     console.print(Text(text, style), soft_wrap=True)

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments import validation_errors
-from experiments.console import percent, say, waiting
+from experiments.console import new_console, percent, say, waiting
 from fedsir.errors import BadInput
 from mlflow_tracking.config import TrackingConfig
 from mlflow_tracking.explanation import Explanation, IdentificationRecord, RelabelingRecord, find_run, read_explanation
@@ -34,7 +34,7 @@ def explain_run(wanted: str, uri: str | None, experiment: str | None) -> None:
         raise BadInput(
             "the store cannot be used.\n" + validation_errors.explain(error, TrackingConfig, "tracking.")
         ) from error
-    console = Console()
+    console = new_console()
     with waiting(console, "reading the MLflow store"):
         from mlflow_tracking.store import existing_store
 

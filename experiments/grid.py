@@ -33,11 +33,15 @@ from experiments.config import RunFile, parse_yaml, presets, read_text
 from experiments.validation_errors import explain
 from fedsir.config.base import NonNegativeInt, Section
 from fedsir.errors import BadInput
+from fedsir.files import is_file
 
 METHOD, SEED = "method", "seed"
 """What a run is chosen by beside the axes."""
 
 Scalar = str | int | float | bool
+
+MAX_CELLS = 100_000
+"""Results that one grid may ask for: axes multiply, and more is a slip of the pen."""
 
 
 class AxisValue(Section):
@@ -153,7 +157,7 @@ class _Reader:
             except ValidationError as error:
                 faults = explain(error, AxisValue, f"{where} (value {number}), ")
                 raise BadInput(f"{self._source}: the grid is not valid.\n{faults}") from error
-        if not isinstance(value, Scalar):
+        if not isinstance(value, Scalar) or value == "":
             self._refuse(where, f"value {number} must be a single value or {{label: ..., set: [...]}}.")
         return AxisValue(label=_label(value), set=(f"{key}={json.dumps(value)}",))
 
@@ -180,6 +184,9 @@ class _Reader:
                     self._refuse(f"axes.{name}", f"give each value once, {label!r} is there twice.")
                 if label.partition(".")[0] in RunFile.model_fields:
                     self._refuse(f"axes.{name}", f"the label {label!r} is a key of run files; use another word.")
+        cells = math.prod(map(len, (*grid.axes.values(), grid.methods, grid.seeds)))
+        if cells > MAX_CELLS:
+            self._refuse("axes", f"values, methods and seeds multiply to {cells:,} results, at most {MAX_CELLS:,}.")
         deciding = [name for name, values in grid.axes.items() if any(v.base is not None for v in values)]
         if (grid.base is not None) + len(deciding) != 1:
             self._refuse(
@@ -198,7 +205,9 @@ def _with_paths(grid: GridFile, folder: Path) -> GridFile:
 
     def seen(base: str | None) -> str | None:
         # A name that is neither is left as it is, for the message that it is unknown.
-        return str(folder / base) if base is not None and (folder / base).is_file() and base not in presets() else base
+        if base is None or base in presets() or not is_file(folder / base):
+            return base
+        return str(folder / base)
 
     axes = {
         name: tuple(value.model_copy(update={"base": seen(value.base)}) for value in values)

@@ -1,4 +1,8 @@
-"""Checkpoints: one safetensors file per run, written atomically, with the structure as JSON in its header."""
+"""Checkpoints: safetensors files, written atomically, with the structure as JSON in their headers.
+
+A run has two: the newest, and the one before it beside it (`.previous`), which serves if the newest turns out to be
+damaged. Neither holds code, and nothing in them is unpickled.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +11,39 @@ import json
 import os
 import typing
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from fedsir.errors import BadInput
+from fedsir import __version__
+from fedsir.errors import BadInput, first_line
 
-FORMAT = "1"
+FORMAT = "2"
 Arrays = dict[str, NDArray[Any]]
+
+
+class Damaged(BadInput):
+    """A checkpoint that is not as it was written."""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The run that a checkpoint belongs to.
+
+    identity: changes with everything that determines the result. settings: nested plain values, from which the
+    difference to another run is told.
+    """
+
+    identity: str
+    settings: Mapping[str, Any]
 
 
 def encode(value: Any, arrays: Arrays, path: str = "") -> Any:
@@ -65,37 +88,58 @@ def decode(hint: Any, node: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
     if origin in (dict, Mapping):
         key_type = int if arguments[0] is int else str
         return {key_type(key): decode(arguments[1], item, arrays) for key, item in node.items()}
-    if isinstance(node, (dict, list)):
-        raise TypeError(f"{hint} does not say what to make of {type(node).__name__}")
-    if hint is float and node is not None:
+    if hint is float and type(node) is int:
         return float(node)
+    if isinstance(node, (dict, list)) or (hint in (bool, int, float, str) and type(node) is not hint):
+        raise TypeError(f"{hint} does not say what to make of {type(node).__name__}")
     return node
 
 
-def _checksum(arrays: Mapping[str, NDArray[Any]], structure: str) -> str:
-    value = zlib.crc32(structure.encode())
+def _digest(arrays: Mapping[str, NDArray[Any]], header: Mapping[str, str]) -> str:
+    """Of everything in a file. CRC-32: it is taken every round, and is to find damage rather than forgery."""
+    shapes = [[name, str(arrays[name].dtype), list(arrays[name].shape)] for name in sorted(arrays)]
+    value = zlib.crc32(json.dumps([sorted(header.items()), shapes]).encode())
     for name in sorted(arrays):
         value = zlib.crc32(np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8).data, value)
     return f"{value:08x}"
 
 
-def save(path: Path, identity: str, content: Mapping[str, Any]) -> None:
-    """Write `content` (names to plain data, see `encode`) for the run `identity`; the file is whole or the old one.
+def previous(path: Path) -> Path:
+    """Where the checkpoint before the newest is kept."""
+    return path.with_name(f"{path.name}.previous")
 
-    Raises OSError when the folder cannot be written.
+
+def save(path: Path, owner: Owner, content: Mapping[str, Any]) -> None:
+    """Write `content` (names to plain data, see `encode`); the file at `path` is whole or the old one.
+
+    The old one becomes the previous one. Raises OSError when the folder cannot be written.
     """
     arrays: Arrays = {}
-    structure = json.dumps(encode(content, arrays))
+    header = {
+        "format": FORMAT,
+        "version": __version__,
+        "identity": owner.identity,
+        "settings": json.dumps(owner.settings),
+        "structure": json.dumps(encode(content, arrays)),
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
-        header = {"format": FORMAT, "identity": identity, "structure": structure}
-        save_file(arrays, partial, {**header, "checksum": _checksum(arrays, structure)})
+        save_file(arrays, partial, {**header, "digest": _digest(arrays, header)})
         with partial.open("rb") as handle:
             os.fsync(handle.fileno())
+        # Between the two renames there is a previous one alone, which `resume` takes.
+        with suppress(FileNotFoundError):
+            path.replace(previous(path))
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def remove(path: Path) -> None:
+    """Remove a run's checkpoints; the newest last, so that an interruption leaves nothing older to continue from."""
+    previous(path).unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
 
 
 def remove_partial(path: Path) -> None:
@@ -104,29 +148,83 @@ def remove_partial(path: Path) -> None:
         partial.unlink(missing_ok=True)
 
 
-def load(path: Path, identity: str, hints: Mapping[str, Any]) -> dict[str, Any]:
+def resume(path: Path, owner: Owner, hints: Mapping[str, Any]) -> tuple[dict[str, Any], str | None] | None:
+    """Content of the newest usable checkpoint, and what the user should know about it; None where there is none.
+
+    A damaged newest one is left alone and the previous one is taken. Raises BadInput as `load` does.
+    """
+    before = previous(path)
+    if not path.exists():
+        if not before.exists():
+            return None
+        return load(before, owner, hints), f"checkpoint {path} is missing; continuing from the one before it"
+    try:
+        return load(path, owner, hints), None
+    except Damaged as error:
+        if not before.exists():
+            raise
+        try:
+            content = load(before, owner, hints)
+        except BadInput as another:
+            raise Damaged(f"{error}\nThe one before it serves no better: {first_line(another)}") from error
+        return content, f"{first_line(error)}; continuing from the one before it"
+
+
+def load(path: Path, owner: Owner, hints: Mapping[str, Any]) -> dict[str, Any]:
     """Read back what `save` wrote; `hints` gives the type of every name in it.
 
-    Raises BadInput when the file is damaged, of another format, or belongs to another run.
+    Raises BadInput: Damaged, or of another format or version, of another run, or of another state.
     """
     remedy = f"Remove {path} to start this run from the beginning."
+    before = previous(path)
+    if before.exists():
+        remedy = f"Remove {path} and {before.name} to start this run from the beginning."
+    if not path.is_file():
+        raise Damaged(f"checkpoint {path} is damaged: it is not a regular file\n{remedy}")
     try:
         with safe_open(path, framework="numpy") as file:
             header = file.metadata() or {}
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-    except (SafetensorError, OSError) as error:
-        raise BadInput(f"checkpoint {path} is damaged: {error}\n{remedy}") from error
+        digest = header.pop("digest", None)
+        whole = digest is None or digest == _digest(arrays, header)
+    except Exception as error:  # safetensors and NumPy raise about anything for what is damaged
+        raise Damaged(f"checkpoint {path} is damaged: {first_line(error)}\n{remedy}") from error
+    if not whole:
+        raise Damaged(f"checkpoint {path} is damaged: its digest does not match\n{remedy}")
     if header.get("format") != FORMAT:
         raise BadInput(f"checkpoint {path} has format {header.get('format')}, this version reads {FORMAT}.\n{remedy}")
-    if header.get("identity") != identity:
+    if digest is None:
+        raise Damaged(f"checkpoint {path} is damaged: it has no digest\n{remedy}")
+    if header.get("version") != __version__:
         raise BadInput(
-            f"checkpoint {path} belongs to run {header.get('identity')}, "
-            f"not to this configuration and its images ({identity}).\n{remedy}"
+            f"checkpoint {path} was written by fedsir {header.get('version')}, which may compute otherwise than this "
+            f"version, {__version__}.\nFinish the run with that version. {remedy}"
         )
-    if header.get("checksum") != _checksum(arrays, header.get("structure", "")):
-        raise BadInput(f"checkpoint {path} is damaged: its checksum does not match.\n{remedy}")
     try:
+        settings = json.loads(header["settings"])
         structure = json.loads(header["structure"])
+        identity = header["identity"]
+        if identity != owner.identity:
+            differences = "; ".join(_differences(settings, owner.settings)) or "nothing that it says"
+            raise BadInput(
+                f"checkpoint {path} belongs to run {identity}, not to this configuration and its images "
+                f"({owner.identity}).\nDifferent: {_short(differences)}.\n{remedy}"
+            )
         return {name: decode(hint, structure[name], arrays) for name, hint in hints.items()}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except BadInput:
+        raise
+    except Exception as error:  # a state may check itself and refuse in its own way
         raise BadInput(f"checkpoint {path} does not hold the state of this method: {error!r}\n{remedy}") from error
+
+
+def _differences(there: Any, here: Any, path: str = "") -> Iterator[str]:
+    """`training.rounds 3 there, 5 here` for everything in which two nested values differ."""
+    if isinstance(there, Mapping) and isinstance(here, Mapping):
+        for key in dict.fromkeys([*here, *there]):
+            yield from _differences(there.get(key), here.get(key), f"{path}.{key}" if path else str(key))
+    elif there != here:
+        yield f"{path} {_short(json.dumps(there), 60)} there, {_short(json.dumps(here), 60)} here"
+
+
+def _short(text: str, most: int = 600) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."

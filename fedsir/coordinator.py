@@ -73,7 +73,8 @@ def run(
     method: Method[Any] = find_method(config.method.name).build(config.method)
     # Files can change behind an unchanged configuration; a state trained on other images must not be continued.
     identity = f"{config.identity()}-{dataset.digest[:16]}"
-    kept = _load_progress(checkpoint_file, identity, method)
+    owner = checkpoint.Owner(identity, _settings(config, dataset))
+    kept = _load_progress(checkpoint_file, owner, method)
     # The server computes in this process; its bits depend on threads as those of clients do.
     set_threads(config.execution.threads)
     executor.prepare(runtime_setup(config, condition, device))
@@ -91,7 +92,7 @@ def run(
         )
     )
     try:
-        result = _rounds(config, condition, server, method, kept, announce, checkpoint_file, identity)
+        result = _rounds(config, condition, server, method, kept, announce, checkpoint_file, owner)
     except BaseException as error:
         announce.stopped(RunStopped(error, killed=isinstance(error, INTERRUPTIONS)))
         if isinstance(error, (FedsirError, KeyboardInterrupt, SystemExit)):
@@ -99,7 +100,7 @@ def run(
         raise RunFailed(f"run {config.name} ({config.method.label}, seed {config.seed}): {error!r}") from error
     announce(RunFinished(result))
     if checkpoint_file is not None:
-        checkpoint_file.unlink(missing_ok=True)
+        checkpoint.remove(checkpoint_file)
     return result
 
 
@@ -111,7 +112,7 @@ def _rounds(
     kept: _Progress | None,
     announce: _Announcer,
     checkpoint_file: Path | None,
-    identity: str,
+    owner: checkpoint.Owner,
 ) -> RunResult:
     evaluator = Evaluator(config, condition.dataset, condition.federation, condition.truth)
     begin = time.perf_counter()
@@ -125,7 +126,7 @@ def _rounds(
         if checkpoint_file is not None:
             spent = earlier + time.perf_counter() - begin
             content = {"state": state, "history": tuple(history), "costs": server.costs, "seconds": spent}
-            checkpoint.save(checkpoint_file, identity, content)
+            checkpoint.save(checkpoint_file, owner, content)
 
     if state is None:
         state = timed(server, partial(method.begin, server))
@@ -152,6 +153,8 @@ def _rounds(
         totals={key: sum(record.metrics[key] for record in history) for key in TOTALS},
         final={**history[-1].metrics, **evaluator.final(figures)},
         confusion=figures.confusion,
+        test_labels=np.asarray(condition.dataset.test.labels, dtype=np.int64),
+        predicted=figures.predicted,
         labels=state.labels,
         predicted_noisy=None if state.identification is None else ~state.identification.clean,
         identification=state.identification,
@@ -196,11 +199,25 @@ class _Announcer:
                 event.error.add_note(f"{type(recorder).__name__} could not record the end of the run: {again}")
 
 
-def _load_progress(file: Path | None, identity: str, method: Method[Any]) -> _Progress | None:
-    if file is None or not file.exists():
+def _load_progress(file: Path | None, owner: checkpoint.Owner, method: Method[Any]) -> _Progress | None:
+    if file is None:
         return None
     hints = {"state": method.state_type, "history": tuple[RoundRecord, ...], "costs": RoundCosts, "seconds": float}
-    return _Progress(**checkpoint.load(file, identity, hints))
+    found = checkpoint.resume(file, owner, hints)
+    if found is None:
+        return None
+    content, remark = found
+    kept = _Progress(**content)
+    if remark is not None:
+        # Said with the round to come, as everything that a round has to say.
+        kept.costs.notes += (remark,)
+    return kept
+
+
+def _settings(config: RunConfig, dataset: Dataset) -> dict[str, Any]:
+    """What a checkpoint says about its run, without where that is recorded."""
+    values = config.model_dump(mode="json", include=set(RunConfig.model_fields) - {"name"})
+    return {**values, "images": dataset.digest[:16]}
 
 
 def dataset_facts(dataset: Dataset) -> DatasetFacts:

@@ -107,8 +107,10 @@ class RunResult:
 
     final: `FINAL_METRICS` plus the last round's figures; `final/client_accuracy_sd` only for methods without a
     global model. confusion: (C, C) int64, rows are true classes, of the last round's global model, or the sum over
-    the client models. labels: per client the current training labels (None where the method never
-    changes labels). predicted_noisy: (K,) bool or None where the method does not identify clients.
+    the client models. test_labels, predicted: (N,) and (M, N) int64, true classes of the held-out images and what the
+    global model (M = 1) or each client model takes them for. labels: per client the current training labels (None
+    where the method never changes labels). predicted_noisy: (K,) bool or None where the method does not identify
+    clients.
     identification_figures: accuracy, clean_precision, clean_recall, clean_f1, noisy_recall, missed_noisy,
     accused_clean, margin, unflipped_noisy, unflipped_noisy_missed (empty without identification).
     totals: `TOTALS` summed over the run. label_history, margins, agreement, references: how labels came to
@@ -120,6 +122,8 @@ class RunResult:
     final: Mapping[str, float]
     totals: Mapping[str, float]
     confusion: NDArray[np.int64]
+    test_labels: NDArray[np.int64]
+    predicted: NDArray[np.int64]
     labels: tuple[NDArray[np.int64], ...] | None
     predicted_noisy: NDArray[np.bool_] | None
     identification: Identification | None

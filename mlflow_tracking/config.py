@@ -62,7 +62,10 @@ def sqlite_path(uri: str) -> Path | None:
     text = text.partition("?")[0]
     if text in ("", ":memory:"):
         return None
-    return Path(text).expanduser().absolute()
+    try:
+        return Path(text).expanduser().absolute()
+    except RuntimeError as error:
+        raise ValueError(f"{uri!r}: there is no home folder {text.partition('/')[0]} on this machine") from error
 
 
 def shown_uri(uri: str) -> str:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import matplotlib
 
 from fedsir.events import RunResult, RunStarted
 from fedsir.spectral.identification import Identification
@@ -23,13 +27,21 @@ from mlflow_tracking.tables import class_counts
 
 # matplotlib is not thread-safe, also without pyplot: all figures of a process share its font cache, its text layouts
 # and the renderer's font objects. So this lock belongs to the process, unlike the one of a store.
-_DRAWING = threading.Lock()
+_LOCK = threading.Lock()
+
+
+@contextmanager
+def _drawing() -> Iterator[None]:
+    # Names of runs and classes are no formulas, whatever dollar signs they have; under the lock, since the setting
+    # belongs to the process.
+    with _LOCK, matplotlib.rc_context({"text.parse_math": False}):
+        yield
 
 
 def draw_start(event: RunStarted, folder: Path) -> None:
     """The federation as a heat map."""
     federation, truth = event.federation, event.truth
-    with _DRAWING:
+    with _drawing():
         figures.save_png(
             figures.counts_figure(
                 class_counts(truth.labels, federation.num_classes),
@@ -46,7 +58,7 @@ def draw_finish(event: RunStarted, result: RunResult, folder: Path) -> None:
     """Confusion matrix, and identification and relabelling where the method has them."""
     label = plot_label(event)
     done = relabeled(event.federation, event.truth, result)
-    with _DRAWING:
+    with _drawing():
         confusion = figures.confusion_figure(result.confusion, event.federation.class_names, label)
         figures.save_png(confusion, subfolder(folder, "evaluation") / "confusion.png")
         if result.identification is not None:

@@ -29,11 +29,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsir.errors import BadInput
+from fedsir.files import open_regular, read_regular, user_path
 
 Split = Literal["train", "test"]
 SPLITS: tuple[Split, ...] = ("train", "test")
 
 _ABANDONED_AFTER_S = 24 * 3600
+_MAX_METADATA_BYTES = 1_000_000_000
 
 
 @dataclass(frozen=True)
@@ -49,14 +51,19 @@ class Entry:
     hashes: NDArray[np.uint8]
     bad: dict[int, str]
 
+    @property
+    def size(self) -> int:
+        """Side of the images in pixels."""
+        return int(self.images["train"].shape[1])
+
 
 def cache_root(configured: Path | None) -> Path:
     """`data.cache_dir`, else $FEDSIR_CACHE, else ~/.cache/fedsir."""
     if configured is not None:
-        return configured.expanduser()
+        return user_path(configured, "data.cache_dir")
     named = os.environ.get("FEDSIR_CACHE")
     if named:
-        return Path(named).expanduser()
+        return user_path(Path(named), "FEDSIR_CACHE")
     try:
         return Path.home() / ".cache" / "fedsir"
     except RuntimeError:
@@ -66,15 +73,22 @@ def cache_root(configured: Path | None) -> Path:
 
 
 def load_entry(root: Path, key: str) -> Entry | None:
-    """The entry `key`, or None where there is none or what is there is damaged."""
+    """The entry `key`, or None where there is none or what is there is damaged.
+
+    Others may write to a shared cache: what is in it is data and never code, and no reason to fail.
+    """
     folder = _place(root, key)
     try:
-        meta = json.loads((folder / "entry.json").read_text(encoding="utf-8"))
+        meta = json.loads(read_regular(folder / "entry.json", _MAX_METADATA_BYTES))
         images = {split: _open(folder / f"{split}.npy", int(meta["counts"][split])) for split in SPLITS}
         pixels = {split: str(meta["pixels"][split]) for split in SPLITS}
-        hashes = np.load(folder / "hashes.npy", allow_pickle=False)
+        with open_regular(folder / "hashes.npy") as file:
+            hashes = np.lib.format.read_array(file, allow_pickle=False)
         bad = {int(index): str(reason) for index, reason in meta["bad"]}
-    except (OSError, ValueError, KeyError, TypeError, EOFError):
+    except Exception:  # what is damaged or put there fails in any way: a header may claim any size, JSON any depth
+        return None
+    known = hashes.ndim == 2 and hashes.shape[1] == 32 and hashes.dtype == np.uint8 and all(i >= 0 for i in bad)
+    if not known or images["train"].shape[1:] != images["test"].shape[1:]:
         return None
     return Entry(images=images, pixels=pixels, hashes=hashes, bad=bad)
 
@@ -84,11 +98,19 @@ def _place(root: Path, key: str) -> Path:
 
 
 def _open(path: Path, expected: int) -> NDArray[np.uint8]:
-    # An array without rows cannot be mapped.
-    images = np.load(path, mmap_mode="r" if expected else None, allow_pickle=False)
-    if len(images) != expected or images.dtype != np.uint8 or images.ndim != 3:
+    if not path.is_file():
+        raise ValueError(f"{path} is no file")
+    images: NDArray[Any]
+    if expected:
+        # Not `np.load`, which takes other formats as well.
+        images = np.lib.format.open_memmap(path, mode="r")
+    else:
+        # An array without rows cannot be mapped.
+        with path.open("rb") as file:
+            images = np.lib.format.read_array(file, allow_pickle=False)
+    if images.ndim != 3 or len(images) != expected or images.dtype != np.uint8 or images.shape[1] != images.shape[2]:
         raise ValueError(f"{path} does not hold {expected} images")
-    return images  # type: ignore[no-any-return]
+    return images
 
 
 class EntryWriter:
@@ -138,7 +160,7 @@ class EntryWriter:
                 block.finish()
             np.save(self._folder / "hashes.npy", hashes)
             (self._folder / "entry.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
-            self._publish(place)
+            self._publish(place, hashes)
         except OSError as error:
             raise _unwritable(self._root, error) from error
         entry = load_entry(self._root, self._key)
@@ -146,7 +168,7 @@ class EntryWriter:
             raise BadInput(f"cache entry {place} cannot be read back.\nDelete that folder and run again.")
         return entry
 
-    def _publish(self, place: Path) -> None:
+    def _publish(self, place: Path, hashes: NDArray[np.uint8]) -> None:
         for _ in range(5):
             try:
                 self._folder.rename(place)
@@ -154,7 +176,10 @@ class EntryWriter:
             except OSError as error:
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise
-            if load_entry(self._root, self._key) is not None:
+            found = load_entry(self._root, self._key)
+            rows = {split: block.rows for split, block in self._blocks.items()}
+            alike = found is not None and {split: len(images) for split, images in found.images.items()} == rows
+            if found is not None and alike and found.hashes.shape == hashes.shape:
                 return
             # Damaged: out of the way and try again, unless another process has just done the same.
             with contextlib.suppress(FileNotFoundError):

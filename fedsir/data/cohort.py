@@ -16,6 +16,7 @@ from fedsir.data.prepare import prepare
 from fedsir.data.progress import Progress, silent
 from fedsir.data.split import split_patients
 from fedsir.errors import BadInput
+from fedsir.files import is_folder, user_path
 from fedsir.seeding import Stream, generator
 
 
@@ -32,9 +33,9 @@ def list_cohort(config: CohortData) -> tuple[Catalogue, tuple[str, ...]]:
 
     Patients are told apart by patient_id alone, so an identifier must not mean two people at two sites.
     """
-    manifest = config.manifest.expanduser()
-    root = manifest.parent if config.root is None else config.root.expanduser()
-    if config.root is not None and not root.is_dir():
+    manifest = user_path(config.manifest, "data.manifest")
+    root = manifest.parent if config.root is None else user_path(config.root, "data.root")
+    if config.root is not None and not is_folder(root):
         raise BadInput(f"cohort data: the image folder {root} does not exist.\nSet data.root.\n{LAYOUT}")
     known = None if config.classes is None else [label for group in config.classes.values() for label in group]
     rows, notes = read_manifest(manifest, root, known)

@@ -14,6 +14,7 @@ from fedsir.data.messages import listing
 from fedsir.data.prepare import prepare
 from fedsir.data.progress import Progress, silent
 from fedsir.errors import BadInput
+from fedsir.files import is_folder, user_path
 
 CLASSES = ("CNV", "DME", "DRUSEN", "NORMAL")
 LAYOUT = "Expected ROOT/{train,test}/{CNV,DME,DRUSEN,NORMAL}/CLASS-PATIENT-N.jpeg, as the release unpacks."
@@ -24,7 +25,7 @@ _LITTER = {"thumbs.db", "desktop.ini"}
 
 def load_kermany(config: KermanyData, progress: Progress = silent) -> Dataset:
     """Train and test of the release; raises `BadInput` for a folder or files that cannot be used."""
-    root = config.root.expanduser()
+    root = user_path(config.root, "data.root")
     catalogue, notes = list_kermany(root)
     catalogue, dropped = resolve_overlap(catalogue, config.on_patient_overlap, "kermany")
     return prepare(catalogue, config, "kermany", (*notes, *dropped), progress)
@@ -68,13 +69,15 @@ def _list(root: Path) -> tuple[Catalogue, tuple[str, ...]]:
                 "Rename them to CLASS-PATIENT-N.jpeg or move them out of the folder.",
             )
         )
-    numbers, patients = np.unique(np.array([file[3] for file in files], dtype=np.int64), return_inverse=True)
+    # Python's integers: a number in a file name may have any number of digits.
+    numbers = sorted({file[3] for file in files})
+    index_of = {number: index for index, number in enumerate(numbers)}
     catalogue = Catalogue(
         class_names=CLASSES,
         paths=tuple(file[0] for file in files),
         names=tuple(file[1] for file in files),
         labels=np.array([file[2] for file in files], dtype=np.int64),
-        patients=patients.astype(np.int64),
+        patients=np.array([index_of[file[3]] for file in files], dtype=np.int64),
         patient_names=tuple(str(number) for number in numbers),
         is_test=np.array([file[4] for file in files], dtype=np.bool_),
     )
@@ -83,7 +86,7 @@ def _list(root: Path) -> tuple[Catalogue, tuple[str, ...]]:
 
 
 def _check_layout(root: Path) -> None:
-    if not root.is_dir():
+    if not is_folder(root):
         what = "is not a folder" if root.exists() else "does not exist"
         raise BadInput(f"kermany data: {root} {what}.\n{LAYOUT}\nSet data.root to the unpacked release.")
     if not (root / "train").is_dir() and not (root / "test").is_dir():

@@ -9,9 +9,9 @@ from fedsir.data.dataset import Dataset
 from fedsir.data.kermany import load_kermany
 from fedsir.data.medmnist import load_medmnist
 from fedsir.data.progress import Progress, silent
-from fedsir.errors import BadInput
+from fedsir.errors import BadInput, first_line
 
-MIN_IMAGE_SIZE = 16
+MIN_IMAGE_SIZE, MAX_IMAGE_SIZE = 16, 2048
 
 
 def load_dataset(config: DataConfig, progress: Progress | None = None) -> Dataset:
@@ -24,7 +24,18 @@ def load_dataset(config: DataConfig, progress: Progress | None = None) -> Datase
             f"data.image_size is {config.image_size}; the networks need {MIN_IMAGE_SIZE} or more.\n"
             "Set it to 128, as in the paper, or 64 for speed."
         )
-    dataset = _load(config, progress or silent)
+    if config.image_size > MAX_IMAGE_SIZE:
+        raise BadInput(
+            f"data.image_size is {config.image_size}; images have at most {MAX_IMAGE_SIZE} pixels a side, more than "
+            "scans do.\nSet it to 128, as in the paper."
+        )
+    try:
+        dataset = _load(config, progress or silent)
+    except MemoryError as error:
+        raise BadInput(
+            f"the images of data.source {config.source} do not fit into memory at {config.image_size} pixels a side: "
+            f"{first_line(error)}.\nSet a smaller data.image_size or fewer images, or run where more memory is free."
+        ) from error
     check_dataset(dataset)
     return dataset
 

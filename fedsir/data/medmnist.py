@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import os
 import zipfile
-import zlib
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsir.config.data import MedMnistData
 from fedsir.data import decode
-from fedsir.data.cache import Entry, EntryWriter, Split, cache_root, load_entry
+from fedsir.data.cache import SPLITS, Entry, EntryWriter, Split, cache_root, load_entry
 from fedsir.data.catalogue import check_classes
 from fedsir.data.dataset import Dataset, ImageSet
 from fedsir.data.digest import dataset_digest
 from fedsir.data.messages import count
 from fedsir.data.prepare import find_duplicates, in_threads
 from fedsir.data.progress import Progress, silent
-from fedsir.errors import BadInput
+from fedsir.errors import BadInput, first_line
+from fedsir.files import open_regular, user_path
 
 # Choroidal neovascularization, diabetic macular edema, drusen, normal: the archive's 0, 1, 2, 3.
 CLASSES = ("CNV", "DME", "DRUSEN", "NORMAL")
@@ -31,7 +33,13 @@ LAYOUT = (
     "Expected an octmnist*.npz archive of MedMNIST with {train,val,test}_images (N, H, W) uint8 and\n"
     "{train,val,test}_labels (N, 1) from 0 to 3."
 )
-_CHUNK = 1024
+_CHUNK_BYTES = 64_000_000
+
+# A scan does not compress further; small members may.
+MAX_COMPRESSION = 100
+SMALL_BYTES = 100_000_000
+# Far more than there are images in any edition.
+MAX_LABELS = 10_000_000
 
 
 def load_medmnist(config: MedMnistData, progress: Progress = silent) -> Dataset:
@@ -39,13 +47,15 @@ def load_medmnist(config: MedMnistData, progress: Progress = silent) -> Dataset:
 
     Pickled members are never read. Pictures are resized where their size is not `config.image_size`.
     """
-    path = config.path.expanduser()
+    path = user_path(config.path, "data.path")
     try:
         return _load(path, config, progress)
+    except BadInput:
+        raise
     except FileNotFoundError:
         raise BadInput(f"medmnist data: {path} does not exist.\n{LAYOUT}\nSet data.path to the file.") from None
-    except (zipfile.BadZipFile, ValueError, EOFError, zlib.error, KeyError, OSError) as error:
-        raise BadInput(f"medmnist data: {path} cannot be read: {error}.\n{LAYOUT}") from error
+    except Exception as error:  # readers of damaged archives raise about anything: of zip, lzma, tokenize, ...
+        raise BadInput(f"medmnist data: {path} cannot be read: {first_line(error)}.\n{LAYOUT}") from error
 
 
 def _load(path: Path, config: MedMnistData, progress: Progress) -> Dataset:
@@ -78,17 +88,23 @@ def _load(path: Path, config: MedMnistData, progress: Progress) -> Dataset:
 
 def _labels(path: Path) -> dict[str, NDArray[np.int64]]:
     labels: dict[str, NDArray[np.int64]] = {}
-    with zipfile.ZipFile(path) as archive:
+    with open_regular(path) as file, zipfile.ZipFile(file) as archive:
         present = set(archive.namelist())
         wanted = [f"{part}_{what}.npy" for part in PARTS for what in ("images", "labels")]
         missing = [name.removesuffix(".npy") for name in wanted if name not in present]
         if missing:
             raise BadInput(f"medmnist data: {path} lacks {', '.join(missing)}.\n{LAYOUT}")
+        for name in wanted:
+            _refuse_bomb(archive.getinfo(name), path, os.fstat(file.fileno()).st_size)
         for part in PARTS:
             with archive.open(f"{part}_labels.npy") as member:
-                values = np.lib.format.read_array(member, allow_pickle=False)
-            if not np.issubdtype(values.dtype, np.integer) or values.size != len(values):
+                shape, _, dtype = _header(member)
+            if not np.issubdtype(dtype, np.integer) or not shape or math.prod(shape) != shape[0]:
                 raise BadInput(f"medmnist data: {path}: {part}_labels is not one integer per image.\n{LAYOUT}")
+            if shape[0] > MAX_LABELS:
+                raise BadInput(f"medmnist data: {path}: {part}_labels claims {shape[0]:,} images.\n{LAYOUT}")
+            with archive.open(f"{part}_labels.npy") as member:
+                values = np.lib.format.read_array(member, allow_pickle=False)
             labels[part] = values.reshape(-1).astype(np.int64)
             if values.size and (labels[part].min() < 0 or labels[part].max() >= len(CLASSES)):
                 raise BadInput(
@@ -98,16 +114,37 @@ def _labels(path: Path) -> dict[str, NDArray[np.int64]]:
     return labels
 
 
+def _refuse_bomb(member: zipfile.ZipInfo, path: Path, archive_bytes: int) -> None:
+    """Raise BadInput for a member that would unfold into far more than scans do; it cannot be larger than the file."""
+    packed = min(member.compress_size, archive_bytes)
+    if member.file_size > max(SMALL_BYTES, MAX_COMPRESSION * packed):
+        raise BadInput(
+            f"medmnist data: {path}: {member.filename} unfolds from {packed:,} to "
+            f"{member.file_size:,} bytes, which scans do not; it is damaged or hostile.\n{LAYOUT}"
+        )
+
+
+def _header(member: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, order and type that a .npy member claims to have."""
+    version = np.lib.format.read_magic(member)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    return read(member)
+
+
 def _entry(path: Path, config: MedMnistData, counts: dict[str, int], progress: Progress) -> Entry:
     root, size = cache_root(config.cache_dir), config.image_size
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         sha = hashlib.file_digest(file, "sha256").hexdigest()
     key = hashlib.sha256(f"medmnist/{decode.algorithm()}/{size}/{sha}".encode()).hexdigest()
     entry = load_entry(root, key)
-    if entry is not None:
+    if entry is not None and _fits(entry, counts, size):
         return entry
     hashes: list[bytes] = []
-    with zipfile.ZipFile(path) as archive, EntryWriter(root, key, size) as writer:
+    with (
+        open_regular(path) as file,
+        zipfile.ZipFile(file) as archive,
+        EntryWriter(root, key, size) as writer,
+    ):
         for part, split in PARTS.items():
             with archive.open(f"{part}_images.npy") as member:
                 done = 0
@@ -120,18 +157,29 @@ def _entry(path: Path, config: MedMnistData, counts: dict[str, int], progress: P
         return writer.commit(np.frombuffer(b"".join(hashes), dtype=np.uint8).reshape(-1, 32), {})
 
 
+def _fits(entry: Entry, counts: dict[str, int], size: int) -> bool:
+    """Whether an entry is about so many images; one that is not has been tampered with."""
+    rows = {"test": counts["test"], "train": counts["train"] + counts["val"]}
+    right = all(len(entry.images[split]) == rows[split] for split in SPLITS)
+    return right and len(entry.hashes) == sum(counts.values()) and entry.size == size
+
+
 def _stream(member: IO[bytes], name: str, expected: int) -> Iterator[NDArray[np.uint8]]:
     """The images of one member, a piece at a time: the largest archives do not fit into small machines."""
-    version = np.lib.format.read_magic(member)
-    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, fortran, dtype = read_header(member)
-    if dtype != np.uint8 or len(shape) != 3 or fortran or 0 in shape[1:]:
+    shape, fortran, dtype = _header(member)
+    if dtype != np.uint8 or len(shape) != 3 or fortran or min(shape[1:]) < 1:
         raise BadInput(f"medmnist data: {name} is {dtype} of shape {shape}, not grey images.\n{LAYOUT}")
     if shape[0] != expected:
         raise BadInput(f"medmnist data: {shape[0]} {name} but {expected} labels.\n{LAYOUT}")
     pixels = shape[1] * shape[2]
-    for start in range(0, expected, _CHUNK):
-        rows = min(_CHUNK, expected - start)
+    if pixels > decode.MAX_PIXELS:
+        raise BadInput(
+            f"medmnist data: {name} are of {shape[1]} x {shape[2]} pixels, more than the {decode.MAX_PIXELS:,} that "
+            f"are decoded.\n{LAYOUT}"
+        )
+    chunk = max(1, _CHUNK_BYTES // pixels)
+    for start in range(0, expected, chunk):
+        rows = min(chunk, expected - start)
         data = member.read(rows * pixels)
         if len(data) != rows * pixels:
             raise BadInput(f"medmnist data: {name} ends early.\n{LAYOUT}")

@@ -23,12 +23,16 @@ from fedsir.data.digest import dataset_digest
 from fedsir.data.messages import count, inline, listing
 from fedsir.data.progress import Progress
 from fedsir.errors import BadInput
+from fedsir.files import read_regular
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 # Images per hand-out to the threads: long enough to keep them busy, short enough to stop soon on Ctrl-C.
 _CHUNK = 256
+
+# As many bytes as the largest picture that is decoded takes without compression.
+MAX_FILE_BYTES = 4 * decode.MAX_PIXELS + 1_000_000
 
 
 def prepare(catalogue: Catalogue, config: FileSource, name: str, notes: Sequence[str], progress: Progress) -> Dataset:
@@ -122,7 +126,19 @@ def _entry(catalogue: Catalogue, config: FileSource, progress: Progress) -> Entr
     root = cache_root(config.cache_dir)
     files = list(in_threads(_file_sha256, catalogue.paths, progress, "reading files"))
     key = _key(files, catalogue.is_test, config.image_size)
-    return load_entry(root, key) or _decode(catalogue, files, root, key, config.image_size, progress)
+    entry = load_entry(root, key)
+    if entry is not None and _fits(entry, catalogue.is_test, config.image_size):
+        return entry
+    return _decode(catalogue, files, root, key, config.image_size, progress)
+
+
+def _fits(entry: Entry, is_test: NDArray[np.bool_], size: int) -> bool:
+    """Whether an entry is about these files; one that is not has been tampered with."""
+    if len(entry.hashes) != len(is_test) or entry.size != size or any(index >= len(is_test) for index in entry.bad):
+        return False
+    stored = find_duplicates(entry.hashes, is_test) < 0
+    stored[list(entry.bad)] = False
+    return all(len(entry.images[split]) == int(np.sum(stored & (is_test == (split == "test")))) for split in SPLITS)
 
 
 def _key(files: Sequence[tuple[str, str]], is_test: NDArray[np.bool_], size: int) -> str:
@@ -173,6 +189,12 @@ def _picture(path: Path, sha: str, size: int) -> _Picture:
         full = decode.decode_grey(data)
     except decode.BadImageError as error:
         return _Picture(reason=str(error))
+    except MemoryError as error:
+        # Not one more bad file: which files are left out must not depend on the machine.
+        raise BadInput(
+            f"{path}: there is not enough memory to decode this picture.\n"
+            "Make it smaller, or run where more memory is free."
+        ) from error
     return _Picture(pixels=decode.resize(full, size), hash=decode.pixel_hash(full))
 
 
@@ -184,7 +206,7 @@ def _file_sha256(path: Path) -> tuple[str, str]:
 
 def _read(path: Path) -> bytes | str:
     try:
-        return path.read_bytes()
+        return read_regular(path, MAX_FILE_BYTES)
     except FileNotFoundError:
         return "no such file"
     except OSError as error:

@@ -28,13 +28,15 @@ from fedsir.seeding import Stream, generator
 class Figures:
     """metrics: keys of `fedsir.events.ROUND_METRICS`. confusion: (C, C) int64. identification: see `RunResult`.
 
-    client_correct: (K, N) bool, which of N held-out images each client model gets right, or None where one global
-    model is evaluated.
+    predicted: (M, N) int64, the class of each of N held-out images by the global model (M = 1) or by each client
+    model. client_correct: (K, N) bool, which of them each client model gets right, or None where one global model is
+    evaluated.
     """
 
     metrics: Mapping[str, float]
     confusion: NDArray[np.int64]
     identification: Mapping[str, float]
+    predicted: NDArray[np.int64]
     client_correct: NDArray[np.bool_] | None
 
 
@@ -78,7 +80,7 @@ class Evaluator:
             relabeled = relabeling_figures(self._truth.labels, self._federation.observed, state.labels, predicted_noisy)
             metrics.update({f"relabel/{k}": v for k, v in relabeled.items()})
         client_correct = None if state.client_models is None else predicted == self._test_labels
-        return Figures(metrics, confusion, verdict, client_correct)
+        return Figures(metrics, confusion, verdict, predicted, client_correct)
 
     def final(self, figures: Figures) -> dict[str, float]:
         """`fedsir.events.FINAL_METRICS`: accuracy of the last round with its bootstrap interval."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from fedsir import checkpoint
-from fedsir.checkpoint import decode, encode
+from fedsir.checkpoint import Owner, decode, encode, previous
 from fedsir.errors import BadInput
 
 
@@ -70,13 +70,19 @@ def same(a: Any, b: Any) -> None:
         assert a == b or a != a
 
 
-def written(path: Path, identity: str = "run-1", content: Any = None) -> Path:
-    checkpoint.save(path, identity, {"state": outer() if content is None else content, "seconds": 1.5})
+def owner(identity: str = "run-1", **settings: Any) -> Owner:
+    return Owner(identity, settings)
+
+
+def written(path: Path, identity: str = "run-1", content: Any = None, **settings: Any) -> Path:
+    checkpoint.save(
+        path, owner(identity, **settings), {"state": outer() if content is None else content, "seconds": 1.5}
+    )
     return path
 
 
-def read(path: Path, identity: str = "run-1", hint: Any = Outer) -> Any:
-    return checkpoint.load(path, identity, {"state": hint, "seconds": float})
+def read(path: Path, identity: str = "run-1", hint: Any = Outer, **settings: Any) -> Any:
+    return checkpoint.load(path, owner(identity, **settings), {"state": hint, "seconds": float})
 
 
 def test_what_goes_in_comes_out(tmp_path: Path) -> None:
@@ -89,9 +95,9 @@ def test_a_key_with_a_dot_is_no_other_key(tmp_path: Path) -> None:
     """As names of tensors have them."""
     content = {"a.b": np.zeros(2), "a": np.ones(3)}
     path = tmp_path / "run.safetensors"
-    checkpoint.save(path, "run", {"x": content, "x.a": np.full(1, 7.0)})
+    checkpoint.save(path, owner(), {"x": content, "x.a": np.full(1, 7.0)})
     hints = {"x": dict[str, NDArray[np.float64]], "x.a": NDArray[np.float64]}
-    found = checkpoint.load(path, "run", hints)
+    found = checkpoint.load(path, owner(), hints)
     same(found["x"], content)
     same(found["x.a"], np.full(1, 7.0))
 
@@ -105,7 +111,7 @@ def test_figures_survive(value: dict[str, float]) -> None:
 def test_a_state_must_be_plain_data(value: object, tmp_path: Path) -> None:
     path = tmp_path / "run.safetensors"
     with pytest.raises(TypeError, match=r"may not hold"):
-        checkpoint.save(path, "run", {"state": {"part": value}})
+        checkpoint.save(path, owner(), {"state": {"part": value}})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -159,7 +165,8 @@ def test_the_new_file_replaces_the_old_one(tmp_path: Path) -> None:
         # Whoever reads meanwhile reads the old one to its end: it is replaced, not written over.
         assert reader.read() == before
     assert read(path, hint=Inner)["state"].note == "new"
-    assert list(tmp_path.iterdir()) == [path]
+    assert sorted(tmp_path.iterdir()) == [path, previous(path)]
+    assert previous(path).read_bytes() == before
 
 
 # -- refused -------------------------------------------------------------------------------------------------------
@@ -211,7 +218,7 @@ def test_a_checkpoint_of_another_format_is_refused(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(checkpoint, "FORMAT", "0")
     path = written(tmp_path / "run.safetensors")
     monkeypatch.undo()
-    with pytest.raises(BadInput, match=r"has format 0, this version reads 1"):
+    with pytest.raises(BadInput, match=r"has format 0, this version reads 2"):
         read(path)
 
 
@@ -235,3 +242,115 @@ def test_a_state_that_is_no_such_dataclass_is_refused(tmp_path: Path, content: A
     path = written(tmp_path / "run.safetensors", content=content)
     with pytest.raises(BadInput, match="does not hold the state of this method"):
         read(path)
+
+
+@pytest.mark.parametrize(
+    ("hint", "value"),
+    [(int, "3"), (int, 1.0), (int, True), (float, "nan"), (float, None), (str, 3), (bool, 1), (float, True)],
+)
+def test_a_scalar_of_another_type_is_not_passed_on(hint: Any, value: object) -> None:
+    with pytest.raises(TypeError):
+        decode(hint, value, {})
+
+
+def test_the_difference_to_the_other_run_is_named(tmp_path: Path) -> None:
+    path = written(tmp_path / "run.safetensors", "run-1", seed=0, training={"rounds": 3, "lr": 0.1}, gone=True)
+    with pytest.raises(BadInput) as caught:
+        read(path, "run-2", seed=0, training={"rounds": 5, "lr": 0.1}, extra=[1])
+    assert "training.rounds 3 there, 5 here; extra null there, [1] here; gone true there, null here" in str(
+        caught.value
+    )
+    assert "seed" not in str(caught.value)
+    assert "lr" not in str(caught.value)
+
+
+def test_a_checkpoint_of_another_version_of_fedsir_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "__version__", "0.0.1")
+    path = written(tmp_path / "run.safetensors")
+    monkeypatch.undo()
+    with pytest.raises(BadInput, match=r"written by fedsir 0\.0\.1.*\n.*Remove"):
+        read(path)
+
+
+# -- the previous one ----------------------------------------------------------------------------------------------
+
+
+HINTS = {"state": Inner, "seconds": float}
+
+
+def two(path: Path) -> Path:
+    """A newest checkpoint with the note `second` and a previous one with `first`."""
+    for note in ("first", "second"):
+        written(path, content=Inner(np.ones(3, np.float32), note))
+    return path
+
+
+def test_the_newest_is_taken_without_a_remark(tmp_path: Path) -> None:
+    assert checkpoint.resume(tmp_path / "run.safetensors", owner(), HINTS) is None
+    found = checkpoint.resume(two(tmp_path / "run.safetensors"), owner(), HINTS)
+    assert found is not None
+    assert (found[0]["state"].note, found[1]) == ("second", None)
+
+
+@pytest.mark.parametrize("damage", ["cut", "bit", "empty", "missing", "folder"])
+def test_a_damaged_newest_one_gives_way_to_the_one_before(tmp_path: Path, damage: str) -> None:
+    path = two(tmp_path / "run.safetensors")
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.unlink()
+    if damage == "folder":
+        path.mkdir()
+    elif damage != "missing":
+        path.write_bytes({"cut": bytes(content[:-5]), "bit": bytes(content), "empty": b""}[damage])
+    found = checkpoint.resume(path, owner(), HINTS)
+    assert found is not None
+    content_, remark = found
+    assert content_["state"].note == "first"
+    assert remark is not None
+    assert "run.safetensors is " in remark
+    assert "continuing from the one before it" in remark
+    assert "\n" not in remark
+
+
+def test_two_damaged_ones_are_refused_together(tmp_path: Path) -> None:
+    path = two(tmp_path / "run.safetensors")
+    for file in (path, previous(path)):
+        file.write_bytes(b"nothing")
+    with pytest.raises(BadInput, match=r"damaged.*\nRemove .* and run.safetensors.previous.*\nThe one before it"):
+        checkpoint.resume(path, owner(), HINTS)
+
+
+def test_a_sound_one_of_another_run_does_not_give_way(tmp_path: Path) -> None:
+    """Else the checkpoint of a run would be continued in spite of what it says."""
+    path = written(tmp_path / "run.safetensors", content=Inner(np.ones(3, np.float32), "first"))
+    written(path, "run-2", content=Inner(np.ones(3, np.float32), "second"))
+    with pytest.raises(BadInput, match="belongs to run run-2"):
+        checkpoint.resume(path, owner(), HINTS)
+
+
+def test_an_interrupt_between_the_renames_leaves_the_previous_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = two(tmp_path / "run.safetensors")
+    replace = Path.replace
+
+    def once(self: Path, target: Path) -> Path:
+        if self.suffix == ".partial":
+            raise KeyboardInterrupt
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", once)
+    with pytest.raises(KeyboardInterrupt):
+        written(path, content=Inner(np.ones(3, np.float32), "third"))
+    assert list(tmp_path.iterdir()) == [previous(path)]
+    found = checkpoint.resume(path, owner(), HINTS)
+    assert found is not None
+    assert found[0]["state"].note == "second"
+    assert "is missing" in str(found[1])
+
+
+def test_both_are_removed_at_the_end(tmp_path: Path) -> None:
+    path = two(tmp_path / "run.safetensors")
+    checkpoint.remove(path)
+    assert list(tmp_path.iterdir()) == []
+    checkpoint.remove(path)

@@ -18,7 +18,7 @@ import torch
 from torch.nn import functional as F
 
 import fedsir
-from fedsir import coordinator
+from fedsir import checkpoint, coordinator
 from fedsir.clients.executor import WorkItem
 from fedsir.data.transforms import normalize
 from fedsir.errors import BadInput, RunFailed
@@ -248,9 +248,13 @@ def test_a_checkpoint_of_another_run_is_refused_before_any_work(lab: Any, tmp_pa
     with pytest.raises(KeyboardInterrupt):
         lab.run(lab.config(), recorder=lab.interrupter(at=1), checkpoint=file)
     content = file.read_bytes()
-    for other in (lab.config(seed=1), lab.config("oct_fedsir"), lab.config(training={"batch_size": 8})):
+    for other, difference in (
+        (lab.config(seed=1), r"seed 0 there, 1 here"),
+        (lab.config("oct_fedsir"), r'method.name "fedavg" there, "oct_fedsir" here'),
+        (lab.config(training={"batch_size": 8}), r"Different: training.batch_size 16 there, 8 here\."),
+    ):
         recorder, watched = lab.collector(), lab.dispatching(lab.executor)
-        with pytest.raises(BadInput, match=r"belongs to run .*\n.*Remove"):
+        with pytest.raises(BadInput, match=rf"belongs to run .*\n.*{difference}.*\nRemove"):
             lab.run(other, executor=watched, recorder=recorder, checkpoint=file)
         assert recorder.events == []
         assert watched.dispatched == []
@@ -264,17 +268,36 @@ def test_a_checkpoint_of_other_images_is_refused(lab: Any, tmp_path: Path) -> No
         lab.run(config, recorder=lab.interrupter(at=1), checkpoint=file)
     condition = lab.condition(config)
     changed = replace(condition, dataset=replace(condition.dataset, digest="0" * 64))
-    with pytest.raises(BadInput, match="its images"):
+    with pytest.raises(BadInput, match=r'its images.*\nDifferent: images "[0-9a-f]{16}" there, "0{16}" here\.'):
         lab.run(config, condition=changed, checkpoint=file)
 
 
-def test_a_damaged_checkpoint_is_refused(lab: Any, tmp_path: Path) -> None:
+def test_damaged_checkpoints_are_refused(lab: Any, tmp_path: Path) -> None:
     config, file = lab.config(), tmp_path / "run.safetensors"
     with pytest.raises(KeyboardInterrupt):
         lab.run(config, recorder=lab.interrupter(at=1), checkpoint=file)
-    file.write_bytes(file.read_bytes()[:-100])
+    for damaged in (file, checkpoint.previous(file)):
+        damaged.write_bytes(damaged.read_bytes()[:-100])
     with pytest.raises(BadInput, match=r"is damaged(.|\n)*Remove"):
         lab.run(config, checkpoint=file)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_damaged_checkpoint_gives_way_to_the_round_before(lab: Any, whole: Any, tmp_path: Path, method: str) -> None:
+    config, file = lab.config(method), tmp_path / "run.safetensors"
+    with pytest.raises(KeyboardInterrupt):
+        lab.run(config, recorder=lab.interrupter(at=2), checkpoint=file)
+    file.write_bytes(file.read_bytes()[:-100])
+    recorder = lab.collector()
+    result = lab.run(config, recorder=recorder, checkpoint=file)
+    expected, alone = whole[method]
+    assert lab.essence(result) == lab.essence(expected)
+    assert [r.round for r in recorder.started.history] == [1]
+    remark, *notes = recorder.rounds[0].notes
+    assert "is damaged" in remark
+    assert "continuing from the one before it" in remark
+    assert notes == list(alone.rounds[1].notes)
+    assert list(tmp_path.iterdir()) == []
 
 
 # -- what a result may depend on -------------------------------------------------------------------------------

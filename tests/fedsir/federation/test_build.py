@@ -144,3 +144,13 @@ def test_table_counts_before_and_after() -> None:
     assert table["images"].tolist() == federation.sizes.tolist()
     np.testing.assert_array_equal(table["status"] == "noisy", truth.noisy)
     np.testing.assert_array_equal(table["wrong labels"] > 0, truth.noisy)
+
+
+def test_sites_hold_their_own_images_and_may_be_noisy() -> None:
+    sites = np.random.default_rng(1).choice(["Rush", "Cook", "Lurie"], len(LABELS))
+    settings = {"clients": 3, "clean_clients": 2, "public_pool": 10, "partition": {"variant": "site"}}
+    config = FederationConfig.model_validate(settings)
+    federation, truth, _ = build_federation(LABELS, None, NAMES, config, 0, sites.tolist())
+    assert [np.unique(sites[i]).tolist() for i in federation.indices] == [["Cook"], ["Lurie"], ["Rush"]]
+    assert federation.sizes.sum() == len(LABELS) - 10
+    assert truth.noisy.sum() == 1

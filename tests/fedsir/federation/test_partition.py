@@ -1,4 +1,4 @@
-"""The Dirichlet partition deals every image once and meets its demands or says why not."""
+"""The Dirichlet partition deals every image once and meets its demands or says why not; sites become clients."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from fedsir.config.federation import PartitionConfig
 from fedsir.errors import BadInput
-from fedsir.federation.partition import Partition, dirichlet_partition
+from fedsir.federation.partition import Partition, dirichlet_partition, site_names, site_partition
 
 
 def deal(
@@ -99,3 +100,40 @@ def test_fewer_patients_than_clients_are_refused() -> None:
 def test_patient_unit_without_patients_is_refused() -> None:
     with pytest.raises(BadInput, match="patient ids"):
         deal(np.zeros(30, dtype=np.int64), 2, PartitionConfig(unit="patient"))
+
+
+# -- by site -----------------------------------------------------------------------------------------------------------
+
+
+def test_sites_become_clients_in_the_order_of_their_names() -> None:
+    sites = ("West", "East", "West", "North")
+    partition = site_partition(sites, 3)
+    assert [i.tolist() for i in partition.indices] == [[1], [3], [0, 2]]
+    assert site_names(sites) == ("East", "North", "West")
+
+
+def test_another_number_of_clients_than_sites_is_refused_with_the_right_one() -> None:
+    with pytest.raises(BadInput, match=r"2 sites: East, West.\nRemedy: federation.clients: 2"):
+        site_partition(("West", "East"), 3)
+
+
+def test_images_without_sites_cannot_be_dealt_by_site() -> None:
+    with pytest.raises(BadInput, match="the images name no sites"):
+        site_partition(None, 3)
+
+
+def test_settings_of_a_draw_have_no_place_beside_sites() -> None:
+    assert PartitionConfig(variant="site").variant == "site"
+    with pytest.raises(ValidationError, match="leave out alpha, min_client_size"):
+        PartitionConfig(variant="site", alpha=0.5, min_client_size=4)
+
+
+def test_configurations_without_sites_keep_their_identity() -> None:
+    """Of a run before sites could be clients; a change here would make every record unfindable."""
+    assert PartitionConfig().model_dump(mode="json") == {
+        "alpha": 2.0,
+        "variant": "multinomial",
+        "unit": "image",
+        "min_client_size": 10,
+        "max_redraws": 1000,
+    }
