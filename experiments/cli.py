@@ -11,9 +11,13 @@ from typing import Annotated
 
 import typer
 
+from experiments.audit.command import register as register_audit
+from experiments.bench.command import bench
 from experiments.options import ConfigArgument, SetOption
+from experiments.report_command import report
 from experiments.studies.command import study_app
 from experiments.sweeps.command import sweep_app
+from experiments.tracking_command import tracking_app, ui
 from fedsir import __version__
 from fedsir.errors import BadInput, FedsirError
 
@@ -38,6 +42,11 @@ data_app = typer.Typer(
 app.add_typer(data_app, name="data")
 app.add_typer(study_app, name="study")
 app.add_typer(sweep_app, name="sweep")
+app.command()(bench)
+app.add_typer(tracking_app, name="tracking")
+app.command()(ui)
+app.command()(report)
+register_audit(app, data_app, study_app)
 
 
 @app.callback()

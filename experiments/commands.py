@@ -17,11 +17,12 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.compare import ALL_CLEAN, parse_methods, parse_seeds, variant
-from experiments.config import RunFile, load_run_file
-from experiments.console import LiveLine, Notes, data_progress, say, waiting
+from experiments.config import RunFile, file_stem, load_run_file
+from experiments.console import LiveLine, Notes, data_progress, new_console, say, waiting
 from experiments.tables import comparison_table, final_table, noise_table
 from fedsir.errors import BadInput
 from fedsir.methods.registry import find_method, method_names
+from mlflow_tracking.config import DEFAULT_URI, shown_uri, sqlite_path
 
 if TYPE_CHECKING:
     from experiments.session import Session
@@ -39,7 +40,7 @@ def print_configuration(source: str, overrides: Sequence[str]) -> None:
 def run_one(source: str, overrides: Sequence[str], fresh: bool) -> None:
     """Run one run file and print its final table."""
     config = load_run_file(source, overrides)
-    console = Console()
+    console = new_console()
     with open_session(console, continues=True) as session:
         label = f"{config.name}: {config.method.label}, seed {config.seed}"
         result = session.run(config, [LiveLine(console, label, Notes(console))], fresh)
@@ -54,7 +55,7 @@ def compare_methods(source: str, overrides: Sequence[str], methods: str, seeds: 
     base = load_run_file(source, overrides)
     numbers = [base.seed] if seeds is None else parse_seeds(seeds)
     configs = {m: [variant(source, overrides, base, m, seed) for seed in numbers] for m in chosen}
-    console = Console()
+    console = new_console()
     notes = Notes(console)
     results: dict[str, list[RunResult]] = {m: [] for m in chosen}
     with open_session(console, continues=True) as session:
@@ -90,8 +91,8 @@ def study_identification(
     from experiments.studies.tables import condition_table, summary_table
 
     base = load_run_file(source, overrides)
-    path = out or base.work_dir / "studies" / f"identification-{base.name}.csv"
-    console = Console()
+    path = out or base.work_dir / "studies" / f"identification-{file_stem(base.name)}.csv"
+    console = new_console()
     with open_session(console, continues=True) as session:
         kind = session.dataset(base).kind
         plan = Plan(methods, noise, alphas, seeds)
@@ -114,13 +115,13 @@ def list_methods() -> None:
         entry = find_method(name)
         table.add_row(name, entry.summary, entry.source)
     table.add_row(ALL_CLEAN, "FedAvg on the federation without noise (compare only)", "upper reference")
-    Console().print(table)
+    new_console().print(table)
 
 
 def inspect_data(source: str, overrides: Sequence[str]) -> None:
     """Print what the images are and how the federation deals them."""
     config = load_run_file(source, overrides)
-    console = Console()
+    console = new_console()
     with open_session(console) as session:
         dataset = session.dataset(config)
     from fedsir.data.check import describe
@@ -139,7 +140,12 @@ def inspect_data(source: str, overrides: Sequence[str]) -> None:
     table.add_row("all", *(str(n) for n in totals))
     console.print(table)
     federation, truth, drawn = build_federation(
-        dataset.train.labels, dataset.train.patients, dataset.class_names, config.federation, config.seed
+        dataset.train.labels,
+        dataset.train.patients,
+        dataset.class_names,
+        config.federation,
+        config.seed,
+        dataset.train.sites,
     )
     rows = federation_rows(federation, truth)
     dealt = Table(title=f"federation, seed {config.seed}: images per client, true → observed label")
@@ -168,7 +174,7 @@ def rebuild_pretext_weights(out: Path) -> None:
         raise BadInput(f"{what}.\nName the file to write in a folder that exists, for example tiny.safetensors.")
     from fedsir.models.pretext import pretrain, save
 
-    console = Console()
+    console = new_console()
     features = pretrain(on_epoch=lambda epoch, loss: console.print(f"epoch {epoch + 1}: loss {loss:.4f}"))
     save(features, out)
     say(console, f"wrote {out}")
@@ -193,7 +199,7 @@ def open_session(console: Console, continues: bool = False, most_clients: int | 
                     session.close()
     except (KeyboardInterrupt, SystemExit):
         if continues:
-            say(Console(stderr=True), STOPPED)
+            say(new_console(stderr=True), STOPPED)
         raise
 
 
@@ -225,5 +231,7 @@ def _quiet_libraries() -> None:
 
 
 def _where(console: Console, config: RunFile) -> None:
-    say(console, f"recorded in {config.tracking.uri}, experiment {config.tracking.experiment}")
-    say(console, f"see it with: mlflow ui --backend-store-uri {config.tracking.uri}")
+    uri = shown_uri(config.tracking.uri)
+    say(console, f"recorded in {uri}, experiment {config.tracking.experiment}")
+    if sqlite_path(config.tracking.uri) is not None:
+        say(console, "see it with: fedsir ui" + ("" if uri == DEFAULT_URI else f" --tracking-uri {uri}"))

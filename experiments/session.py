@@ -12,8 +12,7 @@ from experiments.checks import check_execution, check_model, check_work_dir, dev
 from experiments.claims import ClaimGuard, claim_run
 from experiments.conditions import Conditions
 from experiments.config import RunFile
-from fedsir import coordinator
-from fedsir.checkpoint import remove_partial
+from fedsir import checkpoint, coordinator
 from fedsir.clients.executor import Executor, InProcessExecutor
 from fedsir.condition import Condition, build_condition
 from fedsir.config.training import ExecutionConfig
@@ -82,12 +81,18 @@ class Session:
             return condition
 
     def run(
-        self, config: RunFile, recorders: Sequence[Recorder], fresh: bool = False, unless_finished: bool = False
+        self,
+        config: RunFile,
+        recorders: Sequence[Recorder],
+        fresh: bool = False,
+        unless_finished: bool = False,
+        parent: str | None = None,
     ) -> RunResult:
         """Run to the last round, recorded in MLflow and by `recorders`; continues an interrupted run.
 
-        `fresh` starts over instead. Raises BadInput before anything is changed (RunHeld where another process is at
-        it), RunFailed afterwards; with `unless_finished` FinishedElsewhere where the store has its result already.
+        `fresh` starts over instead. parent: id of the MLflow run of the sweep that it belongs to. Raises BadInput
+        before anything is changed (RunHeld where another process is at it), RunFailed afterwards; with
+        `unless_finished` FinishedElsewhere where the store has its result already.
         """
         from mlflow_tracking.recorder import MlflowRecorder
         from mlflow_tracking.states import recorded_state
@@ -100,11 +105,11 @@ class Session:
                 known = recorded_state(store, config.identity())
                 if known is not None and known.status == "finished":
                     raise FinishedElsewhere(f"{config.name} ({config.method.label}, seed {config.seed}) is finished")
-            remove_partial(config.checkpoint_file)
+            checkpoint.remove_partial(config.checkpoint_file)
             with self._condition(config) as (condition, memory), self.executor(config) as (executor, device):
                 if fresh:
-                    config.checkpoint_file.unlink(missing_ok=True)
-                everyone = [ClaimGuard(claims, [MlflowRecorder(store, config.tracking)]), *recorders]
+                    checkpoint.remove(config.checkpoint_file)
+                everyone = [ClaimGuard(claims, [MlflowRecorder(store, config.tracking, parent)]), *recorders]
                 return coordinator.run(config, condition, executor, everyone, config.checkpoint_file, device, memory)
 
     @contextmanager
@@ -174,18 +179,22 @@ class Session:
             if self._workers is None or self._workers[0] != key:
                 self._stop()
                 with self._waiting("starting the workers"):
-                    self._workers = (key, self._start(*key))
+                    self._workers = (key, self._start(config, key[1]))
             return self._workers[1]
 
-    def _start(self, execution: ExecutionConfig, clients: int) -> ActorPool | InProcessExecutor:
-        if execution.actors == "in-process":
+    def _start(self, config: RunFile, clients: int) -> ActorPool | InProcessExecutor:
+        if config.execution.actors == "in-process":
             return InProcessExecutor()
         import ray
 
+        from fedsir.clients.memory_probe import Demand
         from fedsir.clients.pool import ActorPool
 
+        # Runs that follow on these actors share the execution settings; the first of a queue is the most demanding.
+        measured = config.execution.gpus_per_client == "auto"
+        demand = Demand.of(config, self.dataset(config)) if measured else None
         self._owns_ray = self._owns_ray or not ray.is_initialized()
-        return ActorPool(execution, clients)
+        return ActorPool(config.execution, clients, demand)
 
     def _stop(self) -> None:
         if self._workers is not None:

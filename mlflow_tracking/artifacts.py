@@ -19,6 +19,7 @@ from fedsir.events import RunResult, RunStarted
 from fedsir.federation.report import federation_table
 from fedsir.spectral.identification import Identification
 from mlflow_tracking import tables
+from mlflow_tracking.config import shown_uri
 from mlflow_tracking.describe import condition_name, versions
 from mlflow_tracking.identification import (
     compares_spectra,
@@ -38,6 +39,7 @@ from mlflow_tracking.relabeling import (
     relabeled,
     relabeled_clients_table,
 )
+from mlflow_tracking.spreadsheets import write_csv
 
 # A PyYAML built without libyaml writes the same values, more slowly.
 DUMPER = yaml.CSafeDumper if yaml.__with_libyaml__ else yaml.SafeDumper
@@ -46,9 +48,13 @@ DUMPER = yaml.CSafeDumper if yaml.__with_libyaml__ else yaml.SafeDumper
 def write_start(event: RunStarted, folder: Path) -> None:
     """Resolved configuration, and the federation as CSV."""
     values = event.config.model_dump(mode="json")
+    if "tracking" in values:
+        # A password in it is nobody's who reads the record.
+        values["tracking"]["uri"] = shown_uri(values["tracking"]["uri"])
     config = yaml.dump(values, Dumper=DUMPER, sort_keys=False, allow_unicode=True)
     (folder / "config.yaml").write_text(config, encoding="utf-8")
-    federation_table(event.federation, event.truth).to_csv(subfolder(folder, "federation") / "federation.csv")
+    table = federation_table(event.federation, event.truth)
+    write_csv(table, subfolder(folder, "federation") / "federation.csv", index=True)
 
 
 def write_finish(event: RunStarted, result: RunResult, notes: Mapping[int, Sequence[str]], folder: Path) -> None:
@@ -58,12 +64,19 @@ def write_finish(event: RunStarted, result: RunResult, notes: Mapping[int, Seque
     """
     federation, truth = event.federation, event.truth
     evaluation = subfolder(folder, "evaluation")
-    tables.class_table(result.confusion, federation.class_names).to_csv(evaluation / "per_class.csv", index=False)
-    tables.client_table(federation, truth, result.labels, result.predicted_noisy, result.identification).to_csv(
-        folder / "clients.csv", index=False
+    write_csv(tables.class_table(result.confusion, federation.class_names), evaluation / "per_class.csv")
+    write_csv(
+        tables.prediction_table(result.test_labels, result.predicted, federation.class_names),
+        evaluation / "predictions.csv",
     )
-    tables.label_table(federation, truth, result.labels, result.margins, result.agreement).to_csv(
-        folder / "labels.csv", index=False, float_format="%.6g"
+    write_csv(
+        tables.client_table(federation, truth, result.labels, result.predicted_noisy, result.identification),
+        folder / "clients.csv",
+    )
+    write_csv(
+        tables.label_table(federation, truth, result.labels, result.margins, result.agreement),
+        folder / "labels.csv",
+        float_format="%.6g",
     )
     if result.identification is not None:
         _write_identification(event, result, result.identification, subfolder(folder, "identification"))
@@ -84,27 +97,25 @@ def _write_identification(event: RunStarted, result: RunResult, verdict: Identif
     """The verdict on clients; similarities only for methods that compare spectra."""
     settings = method_settings(result.config)
     table = descriptor_table(verdict, event.federation.sizes, event.truth.noisy, settings)
-    table.to_csv(target / "descriptors.csv", index=False)
+    write_csv(table, target / "descriptors.csv")
     facts = identification_facts(verdict, table, settings)
     facts["figures"] = {key: _number(value) for key, value in result.identification_figures.items()}
     _write_json(target / "identification.json", facts)
     if compares_spectra(verdict):
-        similarity_table(verdict.similarity, event.federation.class_names).to_csv(
-            target / "similarity.csv", index=False
-        )
+        write_csv(similarity_table(verdict.similarity, event.federation.class_names), target / "similarity.csv")
 
 
 def _write_relabeling(done: Relabeled, result: RunResult, target: Path) -> None:
     """What relabelling did; margins and references only for methods that have them."""
-    checkpoint_table(done).to_csv(target / "checkpoints.csv", index=False)
-    relabeled_clients_table(done).to_csv(target / "clients.csv", index=False)
-    outcome_table(done).to_csv(target / "outcomes.csv", index=False)
-    flow_table(done).to_csv(target / "flow.csv", index=False)
+    write_csv(checkpoint_table(done), target / "checkpoints.csv")
+    write_csv(relabeled_clients_table(done), target / "clients.csv")
+    write_csv(outcome_table(done), target / "outcomes.csv")
+    write_csv(flow_table(done), target / "flow.csv")
     histogram = margin_counts(done)
     if histogram is not None:
-        margin_table(*histogram).to_csv(target / "margins.csv", index=False)
+        write_csv(margin_table(*histogram), target / "margins.csv")
     if result.references is not None:
-        reference_table(result.references).to_csv(target / "references.csv", index=False)
+        write_csv(reference_table(result.references), target / "references.csv")
 
 
 def _summary(event: RunStarted, result: RunResult, notes: Mapping[int, Sequence[str]]) -> dict[str, Any]:

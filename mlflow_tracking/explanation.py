@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -14,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from fedsir.errors import BadInput
-from mlflow_tracking.config import shown_uri
-from mlflow_tracking.describe import TAG_CONDITION, TAG_DATA_KIND, TAG_ERROR, TAG_METHOD, TAG_RUN_ID
+from mlflow_tracking.config import shown_uri, sqlite_path
+from mlflow_tracking.describe import TAG_CONDITION, TAG_DATA_KIND, TAG_ERROR, TAG_GRID, TAG_METHOD, TAG_RUN_ID
+from mlflow_tracking.queries import rows_in_sqlite
 from mlflow_tracking.store import Store
 
 if TYPE_CHECKING:
@@ -74,13 +76,9 @@ def find_run(store: Store, wanted: str) -> RunFacts:
     Several MLflow runs of one identity have the same result by definition; the latest finished one stands for
     them. Raises BadInput with close names if there is none, with the candidates if there are several.
     """
-    runs = [_facts(run) for run in store.runs()]
-
-    def pick(matches: Callable[[str], bool]) -> list[RunFacts]:
-        return [r for r in runs if any(matches(known) for known in (r.mlflow_id, r.name, r.identity))]
-
-    found = pick(lambda known: known == wanted) or (pick(lambda known: known.startswith(wanted)) if wanted else [])
+    found = _matching(_named_runs(store, wanted), wanted)
     if not found:
+        runs = _all_named(store)
         near = difflib.get_close_matches(wanted, list(dict.fromkeys(r.name for r in runs)), MAX_NAMED, cutoff=0.5)
         # The closest name first; of the same name the latest run.
         shown = sorted((r for r in runs if r.name in near), key=lambda r: near.index(r.name)) if near else runs
@@ -90,13 +88,62 @@ def find_run(store: Store, wanted: str) -> RunFacts:
             + "\n".join([f"{'Did you mean' if near else 'The latest are'}:", *known])
         )
     if len({r.identity for r in found}) > 1:
-        choices = [f"  {r.mlflow_id}  {r.name}  {r.status}  {r.started}" for r in found[:MAX_NAMED]]
+        candidates = [_read_facts(store, r) for r in found[:MAX_NAMED]]
+        choices = [f"  {r.mlflow_id}  {r.name}  {r.status}  {r.started}" for r in candidates]
         more = [f"  and {len(found) - MAX_NAMED} more"] if len(found) > MAX_NAMED else []
         raise BadInput(
             "\n".join([f"{wanted!r} may be any of {len(found)} runs; give one of these ids:", *choices, *more])
         )
-    finished = [r for r in found if r.status == "FINISHED"]
-    return (finished or found)[0]
+    same = [_read_facts(store, r) for r in found]
+    return next((r for r in same if r.status == "FINISHED"), same[0])
+
+
+@dataclass(frozen=True)
+class _Named:
+    """What a run may be called by."""
+
+    mlflow_id: str
+    name: str
+    identity: str
+
+
+def _matching(runs: Sequence[_Named], wanted: str) -> list[_Named]:
+    def pick(matches: Callable[[str], bool]) -> list[_Named]:
+        return [r for r in runs if any(matches(known) for known in (r.mlflow_id, r.name, r.identity))]
+
+    return pick(lambda known: known == wanted) or (pick(lambda known: known.startswith(wanted)) if wanted else [])
+
+
+def _named_runs(store: Store, wanted: str) -> list[_Named]:
+    """Runs among which are all that `wanted` may mean, newest first; few of them where MLflow has to be asked."""
+    if sqlite_path(store.uri) is not None or not re.fullmatch(r"[\w. +-]+", wanted):
+        return _all_named(store)
+    # An underscore stands for any character there, so these are too many rather than too few.
+    keys = ("attributes.run_id", "attributes.run_name", f"tags.`{TAG_RUN_ID}`")
+    found = {run.info.run_id: run for key in keys for run in store.runs(f"{key} LIKE '{wanted}%'")}
+    return [_named(run) for run in sorted(found.values(), key=lambda run: -run.info.start_time)]
+
+
+def _all_named(store: Store) -> list[_Named]:
+    found = rows_in_sqlite(
+        store,
+        "SELECT runs.run_uuid, COALESCE(runs.name, ''), COALESCE(identities.value, runs.run_uuid) FROM runs"
+        " LEFT JOIN tags AS identities ON identities.run_uuid = runs.run_uuid AND identities.key = ?"
+        " WHERE runs.experiment_id = ? AND runs.lifecycle_stage = 'active'"
+        " AND NOT EXISTS (SELECT 1 FROM tags WHERE tags.run_uuid = runs.run_uuid AND tags.key = ?)"
+        " ORDER BY runs.start_time DESC, runs.run_uuid",
+        (TAG_RUN_ID, int(store.experiment_id), TAG_GRID),
+    )
+    return [_named(run) for run in store.runs()] if found is None else [_Named(*values) for values in found]
+
+
+def _named(run: Run) -> _Named:
+    return _Named(run.info.run_id, run.info.run_name or "", run.data.tags.get(TAG_RUN_ID, run.info.run_id))
+
+
+def _read_facts(store: Store, run: _Named) -> RunFacts:
+    with store.lock:
+        return _facts(store.client.get_run(run.mlflow_id))
 
 
 def read_explanation(store: Store, run: RunFacts) -> Explanation:

@@ -98,10 +98,12 @@ class MlflowRecorder:
     latest when the next rounds are sent.
     """
 
-    def __init__(self, store: Store, settings: TrackingConfig | None = None) -> None:
+    def __init__(self, store: Store, settings: TrackingConfig | None = None, parent: str | None = None) -> None:
+        """parent: id of the MLflow run that the recorded ones are nested under."""
         self._store = store
         self._client = store.client
         self._settings = TrackingConfig() if settings is None else settings
+        self._parent = parent
         self._open: _OpenRun | None = None
 
     @property
@@ -155,7 +157,9 @@ class MlflowRecorder:
     def _create(self, event: RunStarted) -> _OpenRun:
         from mlflow.entities import Param
 
-        created = self._client.create_run(self._store.experiment_id, run_name=run_name(event.config), tags=tags(event))
+        created = self._client.create_run(
+            self._store.experiment_id, run_name=run_name(event.config), tags=tags(event, self._parent)
+        )
         self._open = run = _OpenRun(event, created.info.run_id)
         run.take_rounds(event.history)
         self._send(run, params=[Param(k, v) for k, v in parameters(event).items()])
@@ -169,7 +173,7 @@ class MlflowRecorder:
         self._open = run = _OpenRun(event, mlflow_id)
         self._client.update_run(mlflow_id, status="RUNNING")
         resumed = int(earlier.data.tags.get(TAG_RESUMED, "0")) + 1
-        now = {**tags(event), TAG_RESUMED: str(resumed)}
+        now = {**tags(event, self._parent), TAG_RESUMED: str(resumed)}
         # MLflow refuses to change a parameter, so only missing ones are sent.
         missing = {k: v for k, v in parameters(event).items() if k not in earlier.data.params}
         for key in earlier.data.metrics:

@@ -5,16 +5,12 @@ All of it may be called from several threads.
 
 from __future__ import annotations
 
-import contextlib
-import sqlite3
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
-from urllib.parse import quote
 
-from mlflow_tracking.config import sqlite_path
-from mlflow_tracking.describe import TAG_ERROR, TAG_METHOD, TAG_RUN_ID, error_text, run_name
+from mlflow_tracking.describe import TAG_ERROR, TAG_METHOD, TAG_PARENT, TAG_RUN_ID, error_text, run_name
+from mlflow_tracking.queries import rows_in_sqlite
 from mlflow_tracking.store import Store
 
 if TYPE_CHECKING:
@@ -23,8 +19,6 @@ if TYPE_CHECKING:
     from fedsir.config.run import RunConfig
 
 ACCURACY = "final/accuracy"
-# Another process that commits keeps readers out for a moment.
-SQLITE_TIMEOUT_S = 20.0
 
 Status = Literal["finished", "failed", "interrupted"]
 
@@ -68,12 +62,17 @@ def recorded_states(store: Store, identities: Collection[str]) -> dict[str, Reco
 
 def recorded_state(store: Store, identity: str) -> RecordedState | None:
     """The state of one identity, None if the store does not know it."""
-    rows = _rows_of(_runs_of(store, identity))
+    rows = _rows(store, identity)
     return _state(rows) if rows else None
 
 
-def record_failure(store: Store, config: RunConfig, identity: str, error: BaseException) -> None:
-    """Make sure that a run which ended with `error` is FAILED with it, also one that failed before it was recorded."""
+def record_failure(
+    store: Store, config: RunConfig, identity: str, error: BaseException, parent: str | None = None
+) -> None:
+    """Make sure that a run which ended with `error` is FAILED with it, also one that failed before it was recorded.
+
+    parent: id of the MLflow run of its sweep.
+    """
     with store.lock:
         unfinished = [run for run in _runs_of(store, identity) if run.info.status != "FINISHED"]
         if unfinished:
@@ -85,42 +84,31 @@ def record_failure(store: Store, config: RunConfig, identity: str, error: BaseEx
                 TAG_METHOD: config.method.label,
                 TAG_ERROR: error_text(error),
                 "mlflow.source.name": "fedsir",
+                **({} if parent is None else {TAG_PARENT: parent}),
             }
             created = store.client.create_run(store.experiment_id, run_name=run_name(config), tags=tags)
             mlflow_id = created.info.run_id
         store.client.set_terminated(mlflow_id, "FAILED")
 
 
-def _rows(store: Store) -> list[_Row]:
-    """Every run of the experiment that has an identity, newest first.
-
-    MLflow's search loads all metrics, parameters and tags of every run, about 3 ms of computing each, so a grid of
-    4000 runs would take more than 10 s before it begins. A SQLite file tells the same in a few hundredths of a
-    second. The tables are MLflow's own and may change, so whatever SQLite objects to is left to the search.
-    """
-    path = sqlite_path(store.uri)
-    if path is not None:
-        with contextlib.suppress(sqlite3.Error), store.lock:
-            return _rows_in_sqlite(path, store.experiment_id)
-    return _rows_of(store.runs())
-
-
-def _rows_in_sqlite(path: Path, experiment_id: str) -> list[_Row]:
-    # Read-only, so that nothing here can harm a record.
-    uri = f"file:{quote(str(path))}?mode=ro"
-    with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=SQLITE_TIMEOUT_S)) as connection:
-        found = connection.execute(
-            "SELECT identities.value, runs.run_uuid, runs.status, errors.value,"
-            " CASE WHEN accuracies.is_nan THEN NULL ELSE accuracies.value END"
-            " FROM tags AS identities JOIN runs ON runs.run_uuid = identities.run_uuid"
-            " LEFT JOIN tags AS errors ON errors.run_uuid = runs.run_uuid AND errors.key = ?"
-            " LEFT JOIN latest_metrics AS accuracies"
-            " ON accuracies.run_uuid = runs.run_uuid AND accuracies.key = ?"
-            " WHERE identities.key = ? AND runs.experiment_id = ? AND runs.lifecycle_stage = 'active'"
-            " ORDER BY runs.start_time DESC, runs.run_uuid",
-            (TAG_ERROR, ACCURACY, TAG_RUN_ID, int(experiment_id)),
-        )
+def _rows(store: Store, identity: str | None = None) -> list[_Row]:
+    """Every run of the experiment that has an identity (this one, if given), newest first."""
+    found = rows_in_sqlite(
+        store,
+        "SELECT identities.value, runs.run_uuid, runs.status, errors.value,"
+        " CASE WHEN accuracies.is_nan THEN NULL ELSE accuracies.value END"
+        " FROM tags AS identities JOIN runs ON runs.run_uuid = identities.run_uuid"
+        " LEFT JOIN tags AS errors ON errors.run_uuid = runs.run_uuid AND errors.key = ?"
+        " LEFT JOIN latest_metrics AS accuracies"
+        " ON accuracies.run_uuid = runs.run_uuid AND accuracies.key = ?"
+        " WHERE identities.key = ? AND identities.value = COALESCE(?, identities.value)"
+        " AND runs.experiment_id = ? AND runs.lifecycle_stage = 'active'"
+        " ORDER BY runs.start_time DESC, runs.run_uuid",
+        (TAG_ERROR, ACCURACY, TAG_RUN_ID, identity, int(store.experiment_id)),
+    )
+    if found is not None:
         return [_Row(*values) for values in found]
+    return _rows_of(store.runs() if identity is None else _runs_of(store, identity))
 
 
 def _rows_of(runs: Iterable[Run]) -> list[_Row]:

@@ -17,6 +17,7 @@ from urllib.parse import quote, urlsplit
 
 from fedsir.errors import BadInput
 from mlflow_tracking.config import SERVER_SCHEMES, TrackingConfig, shown_uri, sqlite_path
+from mlflow_tracking.describe import EXPERIMENT_NOTE, TAG_GRID, TAG_NOTE
 from mlflow_tracking.problems import StoreProblemError, explained, refusal
 
 if TYPE_CHECKING:
@@ -44,7 +45,11 @@ class Store:
     lock: threading.RLock = field(default_factory=threading.RLock, compare=False, repr=False)
 
     def runs(self, filter_string: str = "") -> list[Run]:
-        """All runs of the experiment that pass MLflow's `filter_string`, newest first."""
+        """All runs of the experiment that pass MLflow's `filter_string`, newest first; not those above whole grids."""
+        return [run for run in self.search(filter_string) if TAG_GRID not in run.data.tags]
+
+    def search(self, filter_string: str = "") -> list[Run]:
+        """As `runs`, with those above whole grids."""
         found: list[Run] = []
         token: str | None = None
         while True:
@@ -82,7 +87,8 @@ def prepare_store(config: TrackingConfig) -> Store:
     try:
         with _quiet_mlflow():
             if path is not None:
-                return _prepare_sqlite(config, path)
+                with _alone_on(path) as artifacts:
+                    return _open(config, f"sqlite:///{path}", artifacts)
             _connect(config.uri)
             return _open(config, config.uri, artifacts=None)
     except StoreProblemError as problem:
@@ -127,16 +133,41 @@ def check_store(config: TrackingConfig) -> StoreStatus:
         return StoreStatus(shown, False, None, f"{problem.reason}; {problem.remedy}")
 
 
-def _prepare_sqlite(config: TrackingConfig, path: Path) -> Store:
+def prepare_database(uri: str) -> None:
+    """Create folders and MLflow's tables where they are missing, but no experiment: for those who serve it.
+
+    Raises BadInput with reason and remedy.
+    """
+    path = sqlite_path(uri)
+    try:
+        with _quiet_mlflow():
+            from mlflow.tracking import MlflowClient
+
+            with contextlib.nullcontext() if path is None else _alone_on(path):
+                MlflowClient(tracking_uri=uri, registry_uri=uri).search_experiments(max_results=1)
+    except StoreProblemError as problem:
+        raise BadInput(refusal(uri, problem)) from None
+    except Exception as error:  # database drivers and MLflow share no base class
+        raise BadInput(refusal(uri, explained(uri, error))) from error
+
+
+def lock_file(path: Path) -> Path:
+    """Held while something is created in the SQLite file at `path` that must be there once."""
+    return path.with_name(path.name + ".lock")
+
+
+@contextlib.contextmanager
+def _alone_on(path: Path) -> Iterator[Path]:
+    """The folder for artifacts beside the SQLite file, which no other process opens for the first time meanwhile."""
     from filelock import FileLock, Timeout
 
     artifacts = path.parent / "artifacts"
-    lock = path.with_name(path.name + ".lock")
+    lock = lock_file(path)
     try:
         artifacts.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=artifacts), FileLock(lock, timeout=LOCK_TIMEOUT_S):
             _probe_sqlite(path)
-            return _open(config, f"sqlite:///{path}", artifacts)
+            yield artifacts
     except Timeout:
         raise StoreProblemError(
             f"another process has been creating the store for {LOCK_TIMEOUT_S:.0f} s",
@@ -171,7 +202,9 @@ def _open(config: TrackingConfig, uri: str, artifacts: Path | None) -> Store:
     if experiment is None:
         try:
             client.create_experiment(
-                config.experiment, artifact_location=None if artifacts is None else artifacts.as_uri()
+                config.experiment,
+                artifact_location=None if artifacts is None else artifacts.as_uri(),
+                tags={TAG_NOTE: EXPERIMENT_NOTE},
             )
         except MlflowException as error:
             # On a server the file lock does not help: someone else may have been faster.
@@ -228,12 +261,13 @@ def _count_in_sqlite(path: Path, experiment: str) -> int:
         tables = _tables(connection)
         if not tables:
             return 0
-        if not {"experiments", "runs"} <= tables:
+        if not {"experiments", "runs", "tags"} <= tables:
             raise _foreign(path)
         (count,) = connection.execute(
             "SELECT count(*) FROM runs JOIN experiments USING (experiment_id)"
-            " WHERE experiments.name = ? AND runs.lifecycle_stage = 'active'",
-            (experiment,),
+            " WHERE experiments.name = ? AND runs.lifecycle_stage = 'active'"
+            " AND NOT EXISTS (SELECT 1 FROM tags WHERE tags.run_uuid = runs.run_uuid AND tags.key = ?)",
+            (experiment, TAG_GRID),
         ).fetchone()
     return int(count)
 
@@ -267,4 +301,4 @@ def _quiet_mlflow() -> Iterator[None]:
             logger.setLevel(logging.WARNING)
 
 
-__all__ = ["Store", "StoreStatus", "check_store", "existing_store", "prepare_store"]
+__all__ = ["Store", "StoreStatus", "check_store", "existing_store", "prepare_database", "prepare_store"]

@@ -113,6 +113,22 @@ def class_table(confusion: NDArray[np.int64], class_names: Sequence[str]) -> pd.
     )
 
 
+def prediction_table(true: NDArray[np.int64], predicted: NDArray[np.int64], class_names: Sequence[str]) -> pd.DataFrame:
+    """One row per held-out image: its position in the test set, its class by name, and what it is taken for.
+
+    predicted: (M, N); a column `predicted` for a global model (M = 1), `client_0`, `client_1`, ... for client models.
+    """
+    names = np.array(class_names)
+    columns = ["predicted"] if len(predicted) == 1 else [f"client_{k}" for k in range(len(predicted))]
+    return pd.DataFrame(
+        {
+            "image": np.arange(len(true)),
+            "true": names[true],
+            **{column: names[of_model] for column, of_model in zip(columns, predicted, strict=True)},
+        }
+    )
+
+
 def _differing(left: Labels, right: Labels) -> NDArray[np.int64]:
     """(K,) number of differing labels per client."""
     return np.array([int((a != b).sum()) for a, b in zip(left, right, strict=True)], dtype=np.int64)

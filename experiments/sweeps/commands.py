@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from experiments.commands import open_session
 from experiments.compare import ALL_CLEAN
-from experiments.console import say, waiting
+from experiments.console import new_console, say, waiting
 from experiments.expansion import Plan, PlannedRun, absent_files, expand, parse_shard, require_complete
 from experiments.grid import SEED, load_grid
 from experiments.sweeps.estimate import relative_costs
+from experiments.sweeps.parent_run import settle_sweep_run, sweep_run
 from experiments.sweeps.progress import SweepProgress
 from experiments.sweeps.queue import queued
 from experiments.sweeps.tables import outcome_table, plan_table, status_table, time_table, usage_lines
@@ -26,19 +29,20 @@ if TYPE_CHECKING:
     from experiments.sweeps.estimate import Estimate
     from experiments.sweeps.queue import Tally
     from mlflow_tracking.states import RecordedState
+    from mlflow_tracking.store import Store
 
 MAX_NAMED = 10
 
 
 def plan_grid(source: str, only: Sequence[str], overrides: Sequence[str], calibrate: bool) -> bool:
     """Print what a grid asks for, needs and lacks; whether it could run once the settings it lacks are given."""
-    plan = _expanded(source, only, overrides)
-    tracking = _tracking(plan)
+    plan = expanded(source, only, overrides)
+    tracking = tracking_of(plan)
     from experiments.sweeps.estimate import Estimate
     from experiments.sweeps.faults import find_faults
     from experiments.sweeps.needs import disk_line, image_lines, memory_line, shared_line, time_lines
 
-    console = Console()
+    console = new_console()
     estimate = Estimate(plan.runs)
     console.print(plan_table(plan))
     for line in (*count_lines(plan), shared_line(estimate), *image_lines(estimate)):
@@ -108,20 +112,24 @@ class RunOptions:
 def run_grid(source: str, only: Sequence[str], overrides: Sequence[str], options: RunOptions) -> bool:
     """Run what the record lacks, or with `retry` what has failed; whether no run of it has failed."""
     part = None if options.shard is None else parse_shard(options.shard)
-    plan = _runnable(source, only, overrides)
+    whole = plan = _runnable(source, only, overrides)
     if part is not None:
-        plan = plan.shard(*part)
+        plan = whole.shard(*part)
     if not plan.runs:
-        say(Console(), f"nothing in shard {options.shard}: the grid has fewer conditions and seeds than shards")
+        say(new_console(), f"nothing in shard {options.shard}: the grid has fewer conditions and seeds than shards")
         return True
-    tracking = _tracking(plan)
-    console = Console()
+    tracking = tracking_of(plan)
+    console = new_console()
     costs = relative_costs(plan.runs)
-    queue, tally = queued(plan.runs, _recorded(console, plan, tracking), costs, options.limit, options.retry)
+    store, states = _recorded(console, plan, tracking)
+    queue, tally = queued(plan.runs, states, costs, options.limit, options.retry)
+    about = _about(whole, overrides)
     if queue:
         progress = SweepProgress(console, len(queue), options.quiet, {r.identity: costs[r.identity] for r in queue})
         progress.already(tally.finished_before, len(tally.failed_before))
-        _work(console, queue, tally, progress, options.in_flight)
+        _work(console, queue, tally, progress, options.in_flight, partial(sweep_run, plan=whole, about=about))
+    elif store is not None:
+        settle_sweep_run(store, whole, about)
     console.print(outcome_table(f"grid {plan.grid.name}", tally))
     for line in usage_lines(tally):
         say(console, line)
@@ -137,9 +145,14 @@ def run_grid(source: str, only: Sequence[str], overrides: Sequence[str], options
 
 
 def _work(
-    console: Console, queue: Sequence[PlannedRun], tally: Tally, progress: SweepProgress, in_flight: int | None
+    console: Console,
+    queue: Sequence[PlannedRun],
+    tally: Tally,
+    progress: SweepProgress,
+    in_flight: int | None,
+    above: Callable[[Store], AbstractContextManager[str]],
 ) -> None:
-    """Do the runs of the queue, which is not empty."""
+    """Do the runs of the queue, which is not empty. above: the MLflow run of the sweep."""
     most_clients = max(run.config.federation.clients for run in queue)
     with open_session(console, continues=True, most_clients=most_clients) as session:
         from experiments.checks import check_execution, check_work_dir
@@ -149,30 +162,43 @@ def _work(
         for execution, clients in {(r.config.execution, r.config.federation.clients) for r in queue}:
             check_execution(execution, clients)
         check_work_dir(queue[0].config)
-        session.store(queue[0].config)
-        with progress:
-            Sweep(session, progress, tally).run(queue, in_flight)
+        with above(session.store(queue[0].config)) as parent, progress:
+            Sweep(session, progress, tally, parent).run(queue, in_flight)
 
 
-def _recorded(console: Console, plan: Plan, tracking: TrackingConfig) -> Mapping[str, RecordedState]:
-    """What the store knows of the runs; looking at a grid that has not begun creates nothing."""
+def _about(plan: Plan, overrides: Sequence[str]) -> list[str]:
+    """What the description of the MLflow run of the sweep says beside the counts of its runs."""
+    images = sorted({run.config.data.source for run in plan.runs})
+    only = [
+        f"only {axis}: {', '.join(labels)}" for axis, labels in plan.chosen.items() if labels != plan.grid.labels(axis)
+    ]
+    # Addresses of stores may hold passwords.
+    given = [f"with `--set {setting}`" for setting in overrides if not setting.startswith("tracking.")]
+    return [f"images: {', '.join(images)}", *count_lines(plan), *only, *given]
+
+
+def _recorded(
+    console: Console, plan: Plan, tracking: TrackingConfig
+) -> tuple[Store | None, Mapping[str, RecordedState]]:
+    """What the store knows of the runs; looking at a grid that has not begun creates nothing, not even the store."""
     with waiting(console, "reading the MLflow store"):
         from mlflow_tracking.states import recorded_states
         from mlflow_tracking.store import check_store, prepare_store
 
         looked = check_store(tracking)
         if looked.reachable and looked.runs == 0:
-            return {}
-        return recorded_states(prepare_store(tracking), [run.identity for run in plan.runs])
+            return None, {}
+        store = prepare_store(tracking)
+        return store, recorded_states(store, [run.identity for run in plan.runs])
 
 
 def grid_status(source: str, only: Sequence[str], overrides: Sequence[str]) -> None:
     """Print what the store holds of a grid."""
-    plan = _expanded(source, only, overrides)
+    plan = expanded(source, only, overrides)
     require_complete(plan)
-    tracking = _tracking(plan)
-    console = Console()
-    states = _recorded(console, plan, tracking)
+    tracking = tracking_of(plan)
+    console = new_console()
+    _, states = _recorded(console, plan, tracking)
     console.print(status_table(plan, states))
     for run in plan.runs:
         state = states.get(run.identity)
@@ -183,7 +209,7 @@ def grid_status(source: str, only: Sequence[str], overrides: Sequence[str]) -> N
 
 
 def _runnable(source: str, only: Sequence[str], overrides: Sequence[str]) -> Plan:
-    plan = _expanded(source, only, overrides)
+    plan = expanded(source, only, overrides)
     require_complete(plan)
     absent = absent_files(plan)
     if absent:
@@ -191,7 +217,7 @@ def _runnable(source: str, only: Sequence[str], overrides: Sequence[str]) -> Pla
     return plan
 
 
-def _expanded(source: str, only: Sequence[str], overrides: Sequence[str]) -> Plan:
+def expanded(source: str, only: Sequence[str], overrides: Sequence[str]) -> Plan:
     grid = load_grid(source)
     try:
         return expand(grid, only, overrides)
@@ -199,7 +225,7 @@ def _expanded(source: str, only: Sequence[str], overrides: Sequence[str]) -> Pla
         raise BadInput(f"{source}: {error}") from error
 
 
-def _tracking(plan: Plan) -> TrackingConfig:
+def tracking_of(plan: Plan) -> TrackingConfig:
     """The one store of all runs. Raises BadInput where there are several."""
     found = list(dict.fromkeys((r.config.tracking.uri, r.config.tracking.experiment) for r in plan.runs))
     if len(found) > 1:

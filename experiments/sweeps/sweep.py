@@ -28,11 +28,12 @@ PATIENCE_S = 60.0
 class Sweep:
     """Runs planned runs through one session, whose images, workers and store they share."""
 
-    def __init__(self, session: Session, progress: SweepProgress, tally: Tally) -> None:
-        """tally: of the runs that need nothing; what is done is added to it."""
+    def __init__(self, session: Session, progress: SweepProgress, tally: Tally, parent: str | None = None) -> None:
+        """tally: of the runs that need nothing; what is done is added to it. parent: see `parent_run`."""
         self._session = session
         self._progress = progress
         self._tally = tally
+        self._parent = parent
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._broken: list[BaseException] = []
@@ -118,7 +119,7 @@ class Sweep:
         """
         watch = self._progress.watch(run)
         try:
-            result = self._session.run(run.config, [watch], unless_finished=True)
+            result = self._session.run(run.config, [watch], unless_finished=True, parent=self._parent)
         except FinishedElsewhere:
             # Another process has finished it since the sweep began.
             self._progress.elsewhere(run)
@@ -139,6 +140,7 @@ class Sweep:
 
     def _record(self, run: PlannedRun, error: Exception) -> None:
         try:
-            record_failure(self._session.store(run.config), run.config, run.identity, error)
+            store = self._session.store(run.config)
+            record_failure(store, run.config, run.identity, error, self._parent)
         except Exception as again:  # the store itself may be what fails
             self._progress.unrecorded(run, again)

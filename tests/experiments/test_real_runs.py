@@ -149,7 +149,7 @@ def test_run_ends_with_its_table_and_nothing_else(undisturbed: dict[str, Any], b
     assert [line for line in lines if not re.match(f"{run}|{rest}", line)] == []
     assert any("wrong labels left %" in line for line in lines)
     assert sum("/60: accuracy " in line for line in lines) == 11
-    assert lines[-1] == f"see it with: mlflow ui --backend-store-uri {book.uri}"
+    assert lines[-1] == f"see it with: fedsir ui --tracking-uri {book.uri}"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

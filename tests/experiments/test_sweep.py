@@ -5,19 +5,22 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from experiments.claims import claim_run
+from experiments.claims import claim_run, claims_folder
 from experiments.expansion import expand
 from experiments.grid import load_grid
 from experiments.session import Session
+from experiments.sweeps.parent_run import sweep_run
 from fedsir.errors import RunFailed
 from mlflow_tracking.config import TrackingConfig
 from mlflow_tracking.states import RecordedState, recorded_states
 from mlflow_tracking.store import Store, prepare_store
+from mlflow_tracking.sweep_run import find_sweep_run
 
 GRID = """
 name: tiny
@@ -72,6 +75,16 @@ class Grid:
         """Recorded state by label."""
         labels = self.identities
         return {labels[i]: state for i, state in recorded_states(self.store, list(labels)).items()}
+
+    @property
+    def above(self) -> tuple[str, dict[str, int]]:
+        """Status and counts of the MLflow run above the runs of the grid."""
+        mlflow_id = find_sweep_run(self.store, "tiny")
+        assert mlflow_id is not None
+        assert {run.data.tags["mlflow.parentRunId"] for run in self.store.runs()} == {mlflow_id}
+        run = self.store.client.get_run(mlflow_id)
+        names = ("planned", "finished", "failed", "missing")
+        return run.info.status, {name: int(run.data.tags[f"fedsir.{name}"]) for name in names}
 
     def hashes(self, experiment: str | None = None) -> dict[str, str]:
         """Hash of the final weights by label, of finished runs; each of them finished once."""
@@ -134,6 +147,7 @@ def test_a_sweep_runs_everything_once(grid: Grid) -> None:
     assert {state.status for state in states.values()} == {"finished"}
     assert all(state.accuracy is not None for state in states.values())
     assert set(grid.hashes()) == set(states)
+    assert grid.above == ("FINISHED", {"planned": 5, "finished": 5, "failed": 0, "missing": 0})
     before = {run.info.run_id: run.info.end_time for run in grid.store.runs()}
 
     again = grid.sweep("run")
@@ -162,6 +176,7 @@ def test_a_failing_run_stops_nothing_and_is_retried(grid: Grid, failing: Callabl
     assert {label for label, state in states.items() if state.status == "finished"} == set(states) - {"mild fedprox s0"}
     assert len(states) == RUNS
     assert states["mild fedprox s0"].status == "failed"
+    assert grid.above == ("FAILED", {"planned": 5, "finished": 4, "failed": 1, "missing": 0})
 
     status = grid.sweep("status")
     assert "failed: mild fedprox s0: RunFailed: broken on purpose" in status.out
@@ -177,6 +192,7 @@ def test_a_failing_run_stops_nothing_and_is_retried(grid: Grid, failing: Callabl
     assert "continued after round 1" in retried.out
     assert retried.out.count("accuracy") == 1
     assert {state.status for state in grid.states().values()} == {"finished"}
+    assert grid.above[0] == "FINISHED"
     undisturbed = grid.sweep("run", "--only", "method=fedprox", "--only", "noise=mild", experiment="undisturbed")
     assert undisturbed.code == 0
     assert grid.hashes()["mild fedprox s0"] == grid.hashes("undisturbed")["mild fedprox s0"]
@@ -201,6 +217,8 @@ def test_shards_together_give_the_record_of_one_sweep(grid: Grid) -> None:
         assert grid.sweep("run", "--shard", part).code == 0
         if part == "1/2":
             assert 0 < len(grid.hashes()) < RUNS
+            assert grid.above[0] == "KILLED"
+    assert grid.above[0] == "FINISHED"
     assert grid.sweep("run", experiment="whole").code == 0
     hashes = grid.hashes()
     assert len(hashes) == RUNS
@@ -226,12 +244,14 @@ def test_an_interrupted_sweep_continues(grid: Grid, failing: Callable[..., None]
         "mild fedavg s0": "finished",
         "mild fedprox s0": "interrupted",
     }
+    assert grid.above == ("KILLED", {"planned": 5, "finished": 1, "failed": 0, "missing": 4})
     failing(None)
     ended = grid.sweep("run")
     assert ended.code == 0
     assert "skipped: finished before │      1" in ended.out
     assert ended.out.count("continued after round 1") == 1
     assert len(grid.store.runs()) == RUNS
+    assert grid.above[0] == "FINISHED"
     assert set(grid.hashes()) == set(grid.identities.values())
 
 
@@ -245,6 +265,41 @@ def test_a_run_of_another_process_is_left_to_it(grid: Grid) -> None:
     assert set(grid.hashes()) == set(grid.identities.values()) - {held.label}
     assert grid.sweep("run").code == 0
     assert set(grid.hashes()) == set(grid.identities.values())
+
+
+def test_the_last_process_ends_the_run_above(grid: Grid) -> None:
+    """Another process still works on the grid when this one ends; then that one dies."""
+    plan = expand(load_grid(str(grid.path)), ["noise=mild", "method=fedavg"])
+    run = plan.runs[0]
+    plan = replace(plan, runs=(replace(run, config=run.config.model_copy(update={"tracking": grid.tracking})),))
+    store = grid.store
+    with sweep_run(store, plan, ["the other"]):
+        assert grid.sweep("run", "--only", "method=fedavg").code == 0
+        assert grid.above[0] == "RUNNING"
+    assert grid.above[0] == "FINISHED"
+
+    folder = claims_folder(plan.runs[0].config)
+    with sweep_run(store, plan, ["the other"]):
+        (own,) = folder.glob("sweep-*.claim")
+        dead = own.with_name(f"{own.name.rpartition('-')[0]}-00000000.claim")
+        owner = json.loads(own.read_text())
+        # Started at another time than the process that has its id now.
+        dead.write_text(json.dumps({**owner, "started": (owner["started"] or 1) + 1}))
+    assert grid.above[0] == "FINISHED"
+    assert list(folder.glob("sweep-*")) == []
+
+
+def test_a_run_above_that_was_killed_is_ended_when_nothing_is_left_to_do(grid: Grid) -> None:
+    chosen = ("--only", "noise=mild", "--only", "method=fedavg")
+    assert grid.sweep("run", *chosen).code == 0
+    mlflow_id = find_sweep_run(grid.store, "tiny")
+    grid.store.client.update_run(mlflow_id, status="RUNNING")
+    ended = grid.sweep("run", *chosen)
+    assert (ended.code, ended.err) == (0, "")
+    assert grid.above == ("FINISHED", {"planned": 1, "finished": 1, "failed": 0, "missing": 0})
+    note = grid.store.client.get_run(mlflow_id).data.tags["mlflow.note.content"]
+    assert "only noise: mild" in note
+    assert "tracking" not in note
 
 
 def test_status_of_a_sweep_that_has_not_begun_creates_nothing(grid: Grid, tmp_path: Path) -> None:

@@ -105,6 +105,7 @@ class Synthetic:
         entries = (FlatEntry("head.weight", (2, 3), 0, True), FlatEntry("norm.running_mean", (2,), 6, False))
         schema = FlatSchema(entries, ("norm.num_batches_tracked",))
         weights = FlatWeights(np.arange(8, dtype=np.float32), np.array([7], dtype=np.int64))
+        confusion = np.full((classes, classes), 2) + 8 * np.eye(classes, dtype=np.int64)
         verdict = predicted = labels = margins = agreement = references = None
         history: tuple[LabelCheckpoint, ...] = ()
         observed = started.federation.observed
@@ -156,7 +157,10 @@ class Synthetic:
                 "final/accuracy_high": 0.9,
                 "test/loss": float("nan"),
             },
-            confusion=np.full((classes, classes), 2) + 8 * np.eye(classes, dtype=np.int64),
+            confusion=confusion,
+            test_labels=np.repeat(np.arange(classes), confusion.sum(axis=1)),
+            # As the confusion matrix counts them, row by row.
+            predicted=np.repeat(np.tile(np.arange(classes), classes), confusion.ravel())[np.newaxis],
             labels=labels,
             predicted_noisy=predicted,
             identification=verdict,

@@ -58,44 +58,52 @@ def run(recorded: Callable[..., RunFacts]) -> RunFacts:
     return recorded("unit")
 
 
-def test_a_run_is_found_by_each_of_its_names(book: Store, run: RunFacts) -> None:
+@pytest.fixture(params=["tables", "search"])
+def seen(book: Store, request: pytest.FixtureRequest) -> Store:
+    """`book` as names are looked up in a SQLite file, and as they are on a server."""
+    return book if request.param == "tables" else replace(book, uri="http://elsewhere:5000")
+
+
+def test_a_run_is_found_by_each_of_its_names(seen: Store, run: RunFacts) -> None:
     assert (run.name, run.status, run.method) == ("unit-spectral-s0", "FINISHED", "spectral")
     for wanted in (run.mlflow_id, run.mlflow_id[:12], run.identity, run.identity[:10], run.name):
-        assert find_run(book, wanted) == run
+        assert find_run(seen, wanted) == run
 
 
-def test_an_exact_name_wins_over_longer_ones(book: Store, recorded: Callable[..., RunFacts]) -> None:
-    short, long = recorded("exact"), recorded("exact-spectral-s0")
+def test_an_exact_name_wins_over_longer_ones(seen: Store, recorded: Callable[..., RunFacts]) -> None:
+    name = uuid4().hex
+    short, long = recorded(name), recorded(f"{name}-spectral-s0")
     assert long.name.startswith(short.name)
-    assert find_run(book, short.name) == short
+    assert find_run(seen, short.name) == short
 
 
-def test_runs_of_one_identity_are_one_result(book: Store, recorded: Callable[..., RunFacts]) -> None:
-    identity = uuid4().hex[:16]
-    failed = recorded("again", identity, ending="failed")
-    finished = recorded("again", identity)
-    recorded("again", identity, ending="failed")
-    assert find_run(book, identity) == finished
-    assert find_run(book, "again-spectral-s0") == finished
-    assert find_run(book, failed.mlflow_id) == failed
+def test_runs_of_one_identity_are_one_result(seen: Store, recorded: Callable[..., RunFacts]) -> None:
+    identity, name = uuid4().hex[:16], uuid4().hex
+    failed = recorded(name, identity, ending="failed")
+    finished = recorded(name, identity)
+    recorded(name, identity, ending="failed")
+    assert find_run(seen, identity) == finished
+    assert find_run(seen, f"{name}-spectral-s0") == finished
+    assert find_run(seen, failed.mlflow_id) == failed
 
 
-def test_ambiguous_names_are_listed(book: Store, recorded: Callable[..., RunFacts]) -> None:
-    first, second = recorded("double"), recorded("double")
+def test_ambiguous_names_are_listed(seen: Store, recorded: Callable[..., RunFacts]) -> None:
+    name = uuid4().hex
+    first, second = recorded(name), recorded(name)
     with pytest.raises(BadInput, match="may be any of 2 runs") as refusal:
-        find_run(book, "double")
+        find_run(seen, name)
     assert first.mlflow_id in str(refusal.value)
     assert second.mlflow_id in str(refusal.value)
 
 
-def test_unknown_names_are_answered_with_close_ones(book: Store, run: RunFacts) -> None:
+def test_unknown_names_are_answered_with_close_ones(seen: Store, run: RunFacts) -> None:
     with pytest.raises(BadInput, match=r"no run 'unit-spectrl-s0'.*\nDid you mean:\n.*unit-spectral-s0") as refusal:
-        find_run(book, "unit-spectrl-s0")
+        find_run(seen, "unit-spectrl-s0")
     assert run.mlflow_id in str(refusal.value)
     with pytest.raises(BadInput, match="The latest are:"):
-        find_run(book, "%" * 9)
+        find_run(seen, "%" * 9)
     with pytest.raises(BadInput, match="no run ''"):
-        find_run(book, "")
+        find_run(seen, "")
 
 
 def test_numbers_come_back_as_they_were(book: Store, run: RunFacts, synthetic: Any) -> None:

@@ -13,8 +13,10 @@ from mlflow.exceptions import MlflowException
 from PIL import Image
 from safetensors.numpy import load_file
 
+from fedsir.config.run import RunConfig
 from fedsir.errors import RunFailed
 from fedsir.events import FINAL_METRICS, ROUND_METRICS, RoundFinished, RunFinished, RunStarted, RunStopped
+from mlflow_tracking.artifacts import write_start
 from mlflow_tracking.config import TrackingConfig
 from mlflow_tracking.describe import parameters
 from mlflow_tracking.recorder import MlflowRecorder
@@ -85,6 +87,7 @@ def test_artifacts_are_complete_and_readable(finished: tuple[RunStarted, Any, Pa
         "config.yaml",
         "evaluation/confusion.png",
         "evaluation/per_class.csv",
+        "evaluation/predictions.csv",
         "federation/counts.png",
         "federation/federation.csv",
         "identification/descriptors.csv",
@@ -134,6 +137,21 @@ def test_summary_is_strict_json_and_config_reads_back(finished: tuple[RunStarted
     assert summary["truly_noisy"] == [2, 3, 4]
     assert summary["weights_sha256"] == "ab" * 32
     assert yaml.safe_load((folder / "config.yaml").read_text()) == started.config.model_dump(mode="json")
+
+
+def test_no_password_is_among_the_files(synthetic: Any, tmp_path: Path) -> None:
+    class Recorded(RunConfig):
+        tracking: TrackingConfig
+
+    uri = "postgresql+psycopg://me:secret@db/runs"
+    plain = synthetic.config().model_dump(exclude={"method"})
+    write_start(
+        synthetic.started(Recorded.model_validate({**plain, "method": {"name": "fedavg"}, "tracking": {"uri": uri}})),
+        tmp_path,
+    )
+    text = (tmp_path / "config.yaml").read_text()
+    assert "secret" not in text
+    assert yaml.safe_load(text)["tracking"]["uri"] == "postgresql+psycopg://me:***@db/runs"
 
 
 def test_weights_have_state_dict_names_shapes_and_types(finished: tuple[RunStarted, Any, Path]) -> None:
