@@ -6,7 +6,7 @@ STUDY_SEEDS ?= 0-2
 BIN := $(VENV)/bin
 EXTRAS ?= test
 
-.PHONY: demo test lint bench bench-identification clean
+.PHONY: demo test lint bench bench-speed bench-identification clean
 
 # Rebuilt when the project's requirements change.
 $(VENV)/.installed-%: pyproject.toml
@@ -28,6 +28,10 @@ lint: $(VENV)/.installed-dev  ## format, lint and types
 
 bench: $(VENV)/.installed-test  ## slow and statistical checks
 	$(BIN)/python -m pytest -m slow
+
+bench-speed: $(VENV)/.installed-test  ## what a run costs beside a bare PyTorch loop, growth, memory, start; idle machine
+	mkdir -p fedsir-runs
+	$(BIN)/fedsir bench --json fedsir-runs/bench.json
 
 bench-identification: $(VENV)/.installed-test  ## Table 2 on phantoms: 13 noise settings, 3 alphas, 30/20/5 clients; an hour
 	for cohort in kermany uic wake_forest; do \

@@ -51,6 +51,8 @@ class Engine:
     def __init__(self, key: EngineKey) -> None:
         if key.device == "cuda":
             set_gpu_numerics(key.deterministic)
+        # Lightning sets it at import, and torch then asks the driver for GPUs anew before every step of an optimizer.
+        os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
         # On a GPU always the first of those that the process sees: an actor's own. LightningEnvironment keeps a client
         # from reading SLURM variables as if it were a rank of a larger job.
         devices = [0] if key.device == "cuda" else 1

@@ -24,6 +24,10 @@ from fedsir.errors import BadInput, first_line
 
 LOOPBACK = "127.0.0.1"
 CONNECT_TIMEOUT_S = 5.0
+KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
+"""Tells glibc to keep what tensors give back: every step needs it again, and getting it from the system anew takes a
+tenth of the time of a large network's training. Read when a process starts; other systems ignore it."""
+
 VITAL = ("gcs_server", "raylet")
 """Processes of Ray that nothing works without."""
 
@@ -38,7 +42,7 @@ def start_ray(config: ExecutionConfig) -> None:
     if ray.is_initialized():
         return
     # Set before Ray starts: actors inherit it, and BLAS libraries read it when they load.
-    environment = {"env_vars": {"OMP_NUM_THREADS": str(config.threads)}}
+    environment = {"env_vars": {"OMP_NUM_THREADS": str(config.threads), **KEEP_MEMORY}}
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "runtime_env": environment}
     address = config.ray_address
     try:

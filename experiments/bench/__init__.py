@@ -1,0 +1,1 @@
+"""Measures what a federated run costs beside what cannot be avoided."""

@@ -1,0 +1,73 @@
+"""Memory of a FedAvg run: the program, each actor, Ray, and all of it; at few and at many clients."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from experiments.bench.cases import settings
+from experiments.bench.federated import federated
+from experiments.bench.processes import Peaks, require_proc, watching_memory
+from experiments.bench.ratio import Say
+
+CLIENTS = (10, 1000)
+IMAGES, PIXELS = 10_000, 32
+PROGRAM, RAY = "program", "Ray"
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Peaks in MB during a run; shared pages count once. parts: the program, every actor, and Ray's own processes."""
+
+    clients: int
+    images: int
+    total: float
+    parts: Mapping[str, float]
+
+    def as_json(self) -> dict[str, object]:
+        """All figures."""
+        return {"clients": self.clients, "images": self.images, "total_mb": self.total, "parts_mb": dict(self.parts)}
+
+
+def memory(quick: bool, say: Say) -> list[Memory]:
+    """Measure each number of clients in a program of its own: none gives all of its memory back."""
+    require_proc()
+    found = []
+    for clients in (4, 12) if quick else CLIENTS:
+        images = 120 if quick else IMAGES
+        values = settings("tiny", PIXELS, clients, images, rounds=1 if quick else 3, actors=2)
+        peaks = _in_a_program(values)
+        found.append(Memory(clients, images, peaks.total, peaks.groups))
+        say(f"{clients} clients: {peaks.total:.0f} MB at most")
+    return found
+
+
+def growth_of_memory(found: list[Memory]) -> float:
+    """Peak at the most clients over that at the fewest."""
+    by_clients = sorted(found, key=lambda m: m.clients)
+    return by_clients[-1].total / by_clients[0].total
+
+
+def _in_a_program(values: dict[str, Any]) -> Peaks:
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    program = context.Process(target=_measure, args=(values, there))
+    program.start()
+    there.close()
+    try:
+        peaks: Peaks = here.recv()
+        return peaks
+    finally:
+        program.join()
+
+
+def _measure(values: dict[str, Any], answer: Any) -> None:
+    with federated() as warm:
+        config = warm.config(values)
+        names = {pid: f"actor {number}" for number, pid in enumerate(warm.actors(config))}
+        with watching_memory(lambda pid: PROGRAM if pid == os.getpid() else names.get(pid, RAY)) as peaks:
+            warm.run(config)
+    answer.send(peaks)
