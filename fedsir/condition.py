@@ -32,6 +32,11 @@ def build_condition(config: RunConfig, dataset: Dataset) -> Condition:
     """
     weights, schema = weights_of(initial_network(config.model, dataset.num_classes, config.seed))
     federation, truth, facts = build_federation(
-        dataset.train.labels, dataset.train.patients, dataset.class_names, config.federation, config.seed
+        dataset.train.labels,
+        dataset.train.patients,
+        dataset.class_names,
+        config.federation,
+        config.seed,
+        dataset.train.sites,
     )
     return Condition(dataset, federation, truth, facts, weights, schema)

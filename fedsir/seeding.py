@@ -27,6 +27,7 @@ class Stream(IntEnum):
     DROPOUT = 11
     PUBLIC_POOL = 12
     METHOD = 13
+    AUDIT = 14
 
 
 def sequence(seed: int, stream: Stream, *address: int) -> np.random.SeedSequence:

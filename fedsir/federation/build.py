@@ -13,7 +13,7 @@ from fedsir.errors import BadInput
 from fedsir.federation.clean_clients import CleanClients, covering_clean_clients, random_clean_clients
 from fedsir.federation.federation import Federation, FederationFacts, Truth
 from fedsir.federation.noise import corrupt_labels, transitions
-from fedsir.federation.partition import Partition, dirichlet_partition
+from fedsir.federation.partition import Partition, dirichlet_partition, site_partition
 from fedsir.seeding import Stream, generator
 
 MAX_AUTO_POOL = 512
@@ -26,13 +26,15 @@ def build_federation(
     class_names: Sequence[str],
     config: FederationConfig,
     seed: int,
+    sites: Sequence[str] | None = None,
 ) -> tuple[Federation, Truth, FederationFacts]:
     """Deal the images, choose clean clients and corrupt the labels of the others.
 
-    labels: (N,) int64 true classes; patients: (N,) int64 or None. Public pool, partition, choice of clean clients and
-    noise of each client have independent random streams: the partition does not depend on clean clients or
-    noise, nor the clean clients on the noise, nor one client's noise on another's. With noise type `none`
-    nothing is drawn and nobody is noisy; with ratio 0 the noisy clients are named but keep every label.
+    labels: (N,) int64 true classes; patients: (N,) int64 or None; sites: N names, for partition variant `site`.
+    Public pool, partition, choice of clean clients and noise of each client have independent random streams: the
+    partition does not depend on clean clients or noise, nor the clean clients on the noise, nor one client's noise on
+    another's. With noise type `none` nothing is drawn and nobody is noisy; with ratio 0 the noisy clients are named
+    but keep every label.
 
     Raises BadInput for labels outside the classes, partitions that cannot exist and label maps that do not
     fit.
@@ -42,9 +44,12 @@ def build_federation(
         raise BadInput(f"training labels must be class indices 0..{len(names) - 1}, and there must be some.")
     table = transitions(config.noise, names)
     pool, dealt = public_pool(len(labels), config.public_pool, generator(seed, Stream.PUBLIC_POOL))
-    rng = generator(seed, Stream.PARTITION)
-    owners = None if patients is None else patients[dealt]
-    partition = dirichlet_partition(labels[dealt], len(names), config.clients, config.partition, rng, owners)
+    if config.partition.variant == "site":
+        partition = site_partition(None if sites is None else [sites[i] for i in dealt], config.clients)
+    else:
+        rng = generator(seed, Stream.PARTITION)
+        owners = None if patients is None else patients[dealt]
+        partition = dirichlet_partition(labels[dealt], len(names), config.clients, config.partition, rng, owners)
     indices = tuple(dealt[i] for i in partition.indices)
     true_labels = tuple(labels[i].astype(np.int64) for i in indices)
     chosen = _clean_clients(true_labels, names, config, seed)

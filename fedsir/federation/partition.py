@@ -1,7 +1,8 @@
-"""Deal the training images to clients: class-wise Dirichlet partition."""
+"""Deal the training images to clients: class-wise Dirichlet partition, or by site."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,32 @@ class Partition:
 
     indices: tuple[NDArray[np.int64], ...]
     redraws: int
+
+
+def site_partition(sites: Sequence[str] | None, clients: int) -> Partition:
+    """Real sites as clients, in the order of their names; `sites`: N names, or None where the data set has none.
+
+    Raises BadInput where the images name no sites, or others than `clients` of them.
+    """
+    if sites is None:
+        raise BadInput(
+            "federation.partition.variant is site, but the images name no sites.\n"
+            "Remedy: data.source: cohort with a manifest that has a column site, or variant: multinomial."
+        )
+    names = site_names(sites)
+    if len(names) != clients:
+        raise BadInput(
+            f"federation.clients is {clients}, but the training images come from {len(names)} "
+            f"site{'s' * (len(names) != 1)}: {', '.join(names[:20])}{', ...' * (len(names) > 20)}.\n"
+            f"Remedy: federation.clients: {len(names)}."
+        )
+    _, owner = np.unique(np.array(sites), return_inverse=True)
+    return Partition(tuple(np.flatnonzero(owner == k).astype(np.int64) for k in range(clients)), redraws=0)
+
+
+def site_names(sites: Sequence[str]) -> tuple[str, ...]:
+    """Distinct sites in the order in which they become clients."""
+    return tuple(str(name) for name in np.unique(np.array(sites)))
 
 
 def dirichlet_partition(
