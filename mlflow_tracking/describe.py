@@ -86,7 +86,9 @@ def condition_name(config: RunConfig, dataset: str) -> str:
     federation = config.federation
     noise = federation.noise
     short = {"none": "clean", "symmetric": f"sym{noise.ratio:g}", "asymmetric": f"asym{noise.ratio:g}"}
-    return f"{dataset}_{short[noise.type]}_a{federation.partition.alpha:g}_k{federation.clients}"
+    partition = federation.partition
+    dealt = "sites" if partition.variant == "site" else f"a{partition.alpha:g}"
+    return f"{dataset}_{short[noise.type]}_{dealt}_k{federation.clients}"
 
 
 def parameters(event: RunStarted) -> dict[str, str]:
@@ -114,7 +116,7 @@ def parameters(event: RunStarted) -> dict[str, str]:
         "noisy_clients": noisy,
         "clean_selection": federation.clean_selection,
         "public_pool": len(event.federation.public_pool),
-        "alpha": f"{partition.alpha:g}",
+        "alpha": NONE if partition.variant == "site" else f"{partition.alpha:g}",
         "partition": f"{partition.variant}, by {partition.unit}",
         "noise_type": noise.type,
         "noise_ratio": 0 if noise.type == "none" else f"{noise.ratio:g}",
