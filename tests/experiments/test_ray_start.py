@@ -88,7 +88,7 @@ def test_local_ray_is_its_own_and_has_no_dashboard(ray_that: Any, monkeypatch: p
     local_ray.start_ray(ExecutionConfig(threads=3))
     assert finished[0]["address"] == "local"
     assert finished[0]["include_dashboard"] is False
-    assert finished[0]["runtime_env"] == {"env_vars": {"OMP_NUM_THREADS": "3"}}
+    assert finished[0]["runtime_env"] == {"env_vars": {"OMP_NUM_THREADS": "3", **local_ray.KEEP_MEMORY}}
 
 
 def test_failing_start_is_explained(ray_that: Any) -> None:

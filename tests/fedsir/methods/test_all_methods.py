@@ -153,11 +153,11 @@ class CheckpointReader:
         if type(event).__name__ != "RoundFinished" or event.record.round < event.total_rounds:
             return
         state_type = find_method(self.config.method.name).build(self.config.method).state_type
-        identity = f"{self.config.identity()}-{self.condition.dataset.digest[:16]}"
-        self.state = checkpoint.load(self.file, identity, {"state": state_type})["state"]
+        owner = checkpoint.Owner(f"{self.config.identity()}-{self.condition.dataset.digest[:16]}", {})
+        self.state = checkpoint.load(self.file, owner, {"state": state_type})["state"]
         again = self.file.with_suffix(".again")
-        checkpoint.save(again, identity, {"state": self.state})
-        twice = checkpoint.load(again, identity, {"state": state_type})["state"]
+        checkpoint.save(again, owner, {"state": self.state})
+        twice = checkpoint.load(again, owner, {"state": state_type})["state"]
         assert type(self.state) is state_type
         arrays: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
         assert checkpoint.encode(self.state, arrays[0]) == checkpoint.encode(twice, arrays[1])
