@@ -5,11 +5,9 @@ The audit sees what it would see of a real consortium; only the study, which mad
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +15,7 @@ from numpy.typing import NDArray
 from experiments.audit.audit import AuditPlan, AuditResult, audit
 from experiments.config import RunFile
 from experiments.session import Session
+from experiments.studies.rows import RowFile
 from fedsir.audit.consortium import AVERAGED, EXAMPLE, Consortium, PhantomSite, draw_consortium
 from fedsir.config.data import KermanyData
 from fedsir.config.federation import NoiseConfig
@@ -79,6 +78,9 @@ class Row:
     precision_100: float
     without: float
     corrected: float
+
+
+ROWS = RowFile(Row, "an audit study")
 
 
 def phantom_consortium(layout: Sequence[PhantomSite], seed: int, size: int) -> Planted:
@@ -157,9 +159,9 @@ def study(
     tell: Callable[[str], None],
 ) -> list[Row]:
     """Audit one consortium per seed; rows go to `out` as they come, and seeds found there are not audited again."""
-    rows = read_rows(out)
+    rows = ROWS.read(out)
     done = {(row.scenario, row.seed) for row in rows}
-    append_rows(out, [])
+    ROWS.append(out, [])
     for seed in seeds:
         if (scenario, seed) in done:
             continue
@@ -167,7 +169,7 @@ def study(
         settings = plan.settings.model_copy(update={"seed": seed})
         result = audit(session, config, made.dataset, replace(plan, settings=settings), lambda _: None)
         found = study_rows(scenario, seed, made, result)
-        append_rows(out, found)
+        ROWS.append(out, found)
         rows += found
         accused = [row.site for row in found if row.verdict == "suspect"]
         tell(f"{scenario}, seed {seed}: suspect {', '.join(accused) or 'nobody'}")
@@ -247,32 +249,3 @@ def _of(flags: Sequence[bool]) -> str:
 
 def _percents(values: Sequence[float]) -> str:
     return f"{100 * np.mean(values):.1f} % ({100 * min(values):.1f} %)"
-
-
-def read_rows(path: Path) -> list[Row]:
-    """Rows of a study file, none if it does not exist. Raises BadInput for other files."""
-    if not path.exists():
-        return []
-    readers: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "str": str, "bool": "True".__eq__}
-    kinds = {f.name: readers[str(f.type)] for f in fields(Row)}
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            lines = csv.DictReader(file)
-            if lines.fieldnames is not None and list(lines.fieldnames) != list(kinds):
-                raise ValueError("its columns are others")
-            return [Row(**{name: kind(line[name]) for name, kind in kinds.items()}) for line in lines]
-    except (OSError, csv.Error, ValueError, TypeError) as error:
-        raise BadInput(f"{path} is not the file of an audit study ({error}).\nName another with --out.") from error
-
-
-def append_rows(path: Path, rows: Sequence[Row]) -> None:
-    """Add rows to a study file, with its header if it is new. Raises BadInput where it cannot be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, [f.name for f in fields(Row)])
-            if file.tell() == 0:
-                writer.writeheader()
-            writer.writerows(asdict(row) for row in rows)
-    except OSError as error:
-        raise BadInput(f"{path} cannot be written ({error.strerror or error}).\nName another with --out.") from error

@@ -5,10 +5,9 @@ Every finished condition is one line of a CSV file, so a study that was stopped 
 
 from __future__ import annotations
 
-import csv
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import numpy as np
 from experiments.compare import variant
 from experiments.config import RunFile, load_run_file
 from experiments.session import Session
+from experiments.studies.rows import RowFile
 from fedsir.errors import BadInput
 from fedsir.evaluation.identification import flipped_counts, identification_figures
 from fedsir.methods.registry import find_method
@@ -62,6 +62,9 @@ class Row:
     seconds: float
 
 
+ROWS = RowFile(Row, "an identification study")
+
+
 @dataclass(frozen=True)
 class Plan:
     """The grid of a study."""
@@ -95,15 +98,15 @@ def study(
     session: Session, source: str, overrides: Sequence[str], plan: Plan, out: Path, tell: Callable[[str], None]
 ) -> list[Row]:
     """All rows of the plan, those in `out` included; new ones are appended to it as they come."""
-    rows = read_rows(out)
+    rows = ROWS.read(out)
     done = {row.run for row in rows}
     cells = list(plan.configs(source, overrides))
-    append_rows(out, [])  # a file that cannot be written must not come up after the first condition
+    ROWS.append(out, [])  # a file that cannot be written must not come up after the first condition
     for position, (method, config) in enumerate(cells):
         if config.identity() in done:
             continue
         found = _identify(session, config, method)
-        append_rows(out, found)
+        ROWS.append(out, found)
         rows += found
         done.add(config.identity())
         marks = ", ".join(f"{r.split} F1 {100 * r.clean_f1:.0f}" for r in found)
@@ -156,33 +159,3 @@ def _identify(session: Session, config: RunFile, label: str) -> list[Row]:
             )
         )
     return rows
-
-
-def read_rows(path: Path) -> list[Row]:
-    """Rows of a study file, none if it does not exist. Raises BadInput for other files."""
-    if not path.exists():
-        return []
-    kinds = {f.name: {"int": int, "float": float, "str": str}[str(f.type)] for f in fields(Row)}
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            lines = csv.DictReader(file)
-            if lines.fieldnames is not None and list(lines.fieldnames) != list(kinds):
-                raise ValueError("its columns are others")
-            return [Row(**{name: kind(line[name]) for name, kind in kinds.items()}) for line in lines]
-    except (OSError, csv.Error, ValueError, TypeError) as error:
-        raise BadInput(
-            f"{path} is not the file of an identification study ({error}).\nName another with --out."
-        ) from error
-
-
-def append_rows(path: Path, rows: Sequence[Row]) -> None:
-    """Add rows to a study file, with its header if it is new. Raises BadInput where it cannot be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, [f.name for f in fields(Row)])
-            if file.tell() == 0:
-                writer.writeheader()
-            writer.writerows(asdict(row) for row in rows)
-    except OSError as error:
-        raise BadInput(f"{path} cannot be written ({error.strerror or error}).\nName another with --out.") from error

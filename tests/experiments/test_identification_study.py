@@ -17,7 +17,7 @@ from experiments.config import RunFile
 from experiments.session import Session
 from experiments.studies import identification
 from experiments.studies.command import parse_alphas, parse_noise
-from experiments.studies.identification import PAPER_NOISE, SPLITS, Plan, Row, append_rows, read_rows, study
+from experiments.studies.identification import PAPER_NOISE, ROWS, SPLITS, Plan, Row, study
 from experiments.studies.tables import condition_table, summary_table
 from fedsir.errors import BadInput
 
@@ -173,22 +173,22 @@ def test_alphas_that_are_none(text: str) -> None:
 def test_rows_come_back_as_they_were(tmp_path: Path) -> None:
     file = tmp_path / "new" / "folder" / "study.csv"
     first, second = replace(ROW, ratio=0.1 + 0.2), replace(ROW, split="largest_gap", margin=-1e-17)
-    append_rows(file, [first])
-    append_rows(file, [second, ROW])
-    assert read_rows(file) == [first, second, ROW]
+    ROWS.append(file, [first])
+    ROWS.append(file, [second, ROW])
+    assert ROWS.read(file) == [first, second, ROW]
     with file.open(newline="") as text:
         assert next(csv.reader(text)) == [f.name for f in fields(Row)]
-    append_rows(file, [replace(ROW, margin=NAN)])
-    assert isnan(read_rows(file)[-1].margin)
+    ROWS.append(file, [replace(ROW, margin=NAN)])
+    assert isnan(ROWS.read(file)[-1].margin)
 
 
 def test_there_are_no_rows_before_there_is_a_file(tmp_path: Path) -> None:
-    assert read_rows(tmp_path / "study.csv") == []
+    assert ROWS.read(tmp_path / "study.csv") == []
     # A study that was killed before its first row has an empty one.
     (tmp_path / "empty.csv").touch()
-    assert read_rows(tmp_path / "empty.csv") == []
-    append_rows(tmp_path / "empty.csv", [ROW])
-    assert read_rows(tmp_path / "empty.csv") == [ROW]
+    assert ROWS.read(tmp_path / "empty.csv") == []
+    ROWS.append(tmp_path / "empty.csv", [ROW])
+    assert ROWS.read(tmp_path / "empty.csv") == [ROW]
 
 
 @pytest.mark.parametrize(
@@ -206,16 +206,16 @@ def test_a_file_that_is_no_study_is_refused_and_left_alone(tmp_path: Path, conte
     file = tmp_path / "other.csv"
     file.write_bytes(content)
     with pytest.raises(BadInput, match=r"is not the file of an identification study[\s\S]*--out"):
-        read_rows(file)
+        ROWS.read(file)
     assert file.read_bytes() == content
 
 
 def test_a_folder_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="--out"):
-        read_rows(tmp_path)
+        ROWS.read(tmp_path)
     (tmp_path / "regular").touch()
     with pytest.raises(BadInput, match="cannot be written"):
-        append_rows(tmp_path / "regular" / "study.csv", [])
+        ROWS.append(tmp_path / "regular" / "study.csv", [])
 
 
 # -- going on ----------------------------------------------------------------------------------------------------------
@@ -265,7 +265,7 @@ def test_a_stopped_study_goes_on(worked: list[tuple[str, int]], tmp_path: Path) 
     assert [line.split(" ")[0] for line in told] == ["2/4", "4/4"]
     assert len(both) == 8
     assert [row for row in both if row.method == "fedsir"] == first
-    assert read_rows(file) == both
+    assert ROWS.read(file) == both
     worked.clear()
     assert make(plan("fedsir", "oct_fedsir", seeds=(0, 1)), file) == both
     assert worked == []
@@ -286,7 +286,7 @@ def test_other_settings_are_another_study(worked: list[tuple[str, int]], tmp_pat
     changed = study(Session(), "demo", ["method.stage_one.lr=1e-4"], plan("fedsir"), file, lambda _: None)
     assert worked == [("fedsir", 0), ("fedsir", 0)]
     assert len(changed) == len(SPLITS)
-    assert len(read_rows(file)) == 2 * len(SPLITS)
+    assert len(ROWS.read(file)) == 2 * len(SPLITS)
 
 
 def test_rows_are_kept_as_they_come(worked: list[tuple[str, int]], tmp_path: Path) -> None:
@@ -298,7 +298,7 @@ def test_rows_are_kept_as_they_come(worked: list[tuple[str, int]], tmp_path: Pat
 
     with pytest.raises(KeyboardInterrupt):
         study(Session(), "demo", [], plan("fedsir", seeds=(0, 1, 2)), file, stop_after_the_second)
-    assert len(read_rows(file)) == 4
+    assert len(ROWS.read(file)) == 4
     worked.clear()
     make(plan("fedsir", seeds=(0, 1, 2)), file)
     assert worked == [("fedsir", 2)]
@@ -383,7 +383,7 @@ def test_a_small_study(fedsir: Any, lab: Any, tmp_path: Path, recorded_runs: Any
     for line in ("fedsir, largest gap", "oct_fedsir, mixture", "asymmetric", "asym "):
         assert line in ended.out
     assert max(len(line) for line in ended.out.splitlines() if line.startswith("│")) <= 80
-    rows = read_rows(file)
+    rows = ROWS.read(file)
     assert [(r.noise, r.method, r.split) for r in rows] == [
         (noise, method, split)
         for noise in ("symmetric", "asymmetric")

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.audit.study import Row, append_rows, phantom_consortium, pseudo_sites, read_rows, summary
+from experiments.audit.study import ROWS, Row, phantom_consortium, pseudo_sites, summary
 from fedsir.audit.consortium import PhantomSite
 from fedsir.errors import BadInput
 
@@ -77,13 +77,13 @@ def test_a_summary_counts_sites_and_audits() -> None:
 def test_rows_come_back_as_they_were_written(tmp_path: Path) -> None:
     path = tmp_path / "studies" / "audit.csv"
     row = replace(ROW, shifted=True, precision_25=0.75, precision_100=0.5, without=0.8, corrected=0.81)
-    append_rows(path, [row])
-    append_rows(path, [replace(row, site="South")])
-    assert read_rows(path) == [row, replace(row, site="South")]
+    ROWS.append(path, [row])
+    ROWS.append(path, [replace(row, site="South")])
+    assert ROWS.read(path) == [row, replace(row, site="South")]
 
 
 def test_other_files_are_no_study(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text("a,b\n1,2\n")
     with pytest.raises(BadInput, match="not the file of an audit study"):
-        read_rows(path)
+        ROWS.read(path)
