@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -22,6 +21,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from experiments.bench.processes import environment
 from fedsir.config.training import ModelConfig
 from fedsir.models.network import build_network
 
@@ -30,9 +30,6 @@ EVALUATION_BATCH = 256
 
 SLICE = 1 << 15
 """Values that are averaged at a time, so that they stay in a core's cache."""
-
-KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
-"""As the actors have it (`fedsir.clients.local_ray`), which must not be imported here."""
 
 PATIENCE_S = 600.0
 """How long processes wait for each other before they take one for dead."""
@@ -96,6 +93,9 @@ class Floor:
     """
 
     def __init__(self, plan: Plan, processes: int, niceness: int | None = None) -> None:
+        # Not at the top: the processes import this module, and Ray has no part in the floor.
+        from fedsir.clients.local_ray import KEEP_MEMORY
+
         context = mp.get_context("spawn")
         clients = len(plan.sizes)
         # Shared by all processes; `local` is what clients hand in.
@@ -118,7 +118,7 @@ class Floor:
             here, there = context.Pipe()
             arguments = (rank, processes, niceness, small, self._shared, barrier, turn, there)
             process = context.Process(target=_serve, args=arguments, daemon=True)
-            with _environment(KEEP_MEMORY):
+            with environment(KEEP_MEMORY):
                 process.start()
             there.close()
             self._ends.append(here)
@@ -150,18 +150,6 @@ class Floor:
             process.join(timeout=10.0)
             if process.is_alive():
                 process.terminate()
-
-
-@contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Variables that programs started meanwhile get."""
-    before = dict(os.environ)
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 def _serve(
