@@ -33,6 +33,8 @@ def identification(sheet: Sheet) -> Iterator[Picture]:
     if method is None:
         return
     runs = hardest(sheet.group.noisy[sheet.group.noisy["method"] == method]).sort_values(["seed", "ratio"])
+    # The figure has one kind of asymmetric noise, whatever its map.
+    runs = runs.assign(noise=runs["noise"].str.replace(r" \(.*", "", regex=True))
     tables = {
         str(row.mlflow_id): table
         for row in runs.head(MAX_FILES).itertuples()
@@ -49,8 +51,9 @@ def identification(sheet: Sheet) -> Iterator[Picture]:
         hard = ", where clients differ most" if sheet.group.noisy["alpha"].nunique() > 1 else ""
         title = f"Figure 2: clients and verdicts, {sheet.place}"
         caption = (
-            f"{shown_method(method)} at α = {alpha}{hard}. Similarities: {sources}. "
-            f"Descriptors and verdicts: all clients of {len(tables)} runs over noise ratios and seeds"
+            f"{shown_method(method)} at α = {alpha}{hard}. "
+            + (f"Similarities: {sources}. " if examples else "")
+            + f"Descriptors and verdicts: all clients of {len(tables)} runs over noise ratios and seeds"
             + (f" (the first of {len(runs)})" if len(tables) < len(runs) else "")
             + "; rows of the verdicts are the truth, which no method sees."
         )

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import pandas as pd
 
 from mlflow_tracking.report.figures import cost_figure, curve_figure, ratio_figure
-from mlflow_tracking.report.paper import ALL_CLEAN, shown_method
+from mlflow_tracking.report.paper import ALL_CLEAN, OURS, shown_method
 from mlflow_tracking.report.selection import (
     TYPICAL_RATIO,
     mean_over_conditions,
@@ -37,7 +37,11 @@ def over_ratios(sheet: Sheet, noise: str) -> Iterator[Picture]:
     caption = (
         f"{_seeds(seeds)}."
         + (" Dashed: FedAvg without label noise." if clean else "")
-        + (" The band is the standard deviation of OCT-FedSIR." if points["sd"].notna().any() else "")
+        + (
+            " The band is the standard deviation of OCT-FedSIR."
+            if points.loc[points["method"] == OURS, "sd"].notna().any()
+            else ""
+        )
         + _holes(points)
     )
     figure = ratio_figure(points, clean, styles, f"Macro-F1 under {noise} noise", sheet.label(sheet.place))
@@ -57,7 +61,10 @@ def over_rounds(sheet: Sheet) -> Iterator[Picture]:
         [
             runs.assign(panel=runs["noise"].map(panels)),
             # The reference has no noise and stands in each panel.
-            *(clean.assign(panel=panel) for panel in panels.values()),
+            *(
+                clean[clean["alpha"] == r.alpha].assign(panel=panels[str(r.noise)])
+                for r in runs.drop_duplicates("noise").itertuples()
+            ),
         ]
     )
     joined = named[["mlflow_id", "panel", "method"]].merge(curves, on="mlflow_id")

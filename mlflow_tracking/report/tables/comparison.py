@@ -23,7 +23,7 @@ from mlflow_tracking.report.tables.words import NOISE_HEADS, several_conditions
 
 SECONDS = ("seconds/data", "seconds/compute")
 TOO_FEW = 6
-"""Conditions from which on a two-sided signed-rank test can fall below 0.05 at all."""
+"""Conditions that differ, from which on a two-sided signed-rank test can fall below 0.05 at all."""
 
 
 def rank_table(found: Sequence[Bench]) -> Table:
@@ -122,7 +122,7 @@ def paired_table(found: Sequence[Bench]) -> Table:
             notes = []
             if outcome.conditions < len(everything):
                 notes.append(f"over {outcome.conditions} of {len(everything)} conditions")
-            if outcome.conditions < TOO_FEW:
+            if outcome.better + outcome.worse < TOO_FEW:
                 notes.append("too few conditions for a p below 0.05")
             p = tested.get(method)
             cells = (Cell(p, warnings=tuple(notes)), Cell(corrected.get(method), warnings=tuple(notes)))
