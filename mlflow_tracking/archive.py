@@ -217,7 +217,9 @@ class ArchiveReader:
         if self._members[name].file_size > MAX_JSON_BYTES:
             raise self._foreign(f"{name} is larger than {MAX_JSON_BYTES // 1_000_000} MB")
         try:
-            return kind.model_validate_json(self._zip.read(name))
+            with self._zip.open(name) as member:
+                # What an archive says of sizes may be wrong.
+                return kind.model_validate_json(member.read(MAX_JSON_BYTES))
         except ValidationError as error:
             fault = error.errors()[0]
             place = ".".join(str(part) for part in fault["loc"])

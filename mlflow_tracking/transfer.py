@@ -26,7 +26,6 @@ from mlflow_tracking.archive import (
 )
 from mlflow_tracking.config import TrackingConfig, shown_uri, sqlite_path
 from mlflow_tracking.describe import TAG_GRID, TAG_PARENT, TAG_RUN_ID, TAG_SUPERSEDED
-from mlflow_tracking.states import recorded_states
 from mlflow_tracking.store import Store, check_store, prepare_database, prepare_store
 from mlflow_tracking.sweep_run import find_sweep_run
 
@@ -130,7 +129,12 @@ class _Importer:
         own = {run.info.run_id for run in here}
         copies = {run.data.tags[TAG_IMPORTED]: run for run in here if TAG_IMPORTED in run.data.tags}
         self._ids = {original: run.info.run_id for original, run in copies.items()} | {run: run for run in own}
-        finished = self._finished({run.tags.get(TAG_RUN_ID) for run in runs}, copies)
+        # By runs that are no copies; results of one identity are the same by definition.
+        finished = {
+            run.data.tags[TAG_RUN_ID]
+            for run in here
+            if run.info.status == "FINISHED" and TAG_RUN_ID in run.data.tags and TAG_IMPORTED not in run.data.tags
+        }
         # Sweeps first, since other runs name them as their parents.
         for run in sorted(runs, key=lambda run: TAG_GRID not in run.tags):
             copy = copies.get(run.run_id)
@@ -144,21 +148,15 @@ class _Importer:
                 self._add_run(run, copy)
         self._point_at_successors(runs)
 
-    def _finished(self, identities: set[str | None], copies: Mapping[str, Run]) -> set[str]:
-        """Identities that have finished here by runs that are no copies; their results are the same by definition."""
-        states = recorded_states(self._store, {identity for identity in identities if identity is not None})
-        imported = {run.info.run_id for run in copies.values()}
-        return {i for i, state in states.items() if state.status == "finished" and state.mlflow_id not in imported}
-
     def _add_sweep(self, run: _Listed, copy: Run | None) -> None:
         """There is one run for each grid here, whoever began it; only a copy follows its original."""
-        known = find_sweep_run(self._store, run.tags[TAG_GRID])
-        if known is not None and copy is None:
+        known = find_sweep_run(self._store, run.tags[TAG_GRID]) if copy is None else None
+        if known is not None:
             self._ids[run.run_id] = known
             self._done.skipped += 1
             return
         whole = self._archive.run(run.run_id)
-        mlflow_id = self._created(whole) if known is None else known
+        mlflow_id = self._created(whole) if copy is None else copy.info.run_id
         self._ids[run.run_id] = mlflow_id
         self._fill(whole, mlflow_id)
         self._count(copy is not None)
