@@ -17,7 +17,7 @@ from experiments.console import new_console, say, waiting
 from experiments.expansion import Plan, PlannedRun, absent_files, expand, parse_shard, require_complete
 from experiments.grid import SEED, load_grid
 from experiments.sweeps.estimate import relative_costs
-from experiments.sweeps.parent_run import settle_sweep_run, sweep_run
+from experiments.sweeps.parent_run import settle_sweep_run, sweep_run, without_tracking
 from experiments.sweeps.progress import SweepProgress
 from experiments.sweeps.queue import queued
 from experiments.sweeps.tables import outcome_table, plan_table, status_table, time_table, usage_lines
@@ -172,8 +172,7 @@ def _about(plan: Plan, overrides: Sequence[str]) -> list[str]:
     only = [
         f"only {axis}: {', '.join(labels)}" for axis, labels in plan.chosen.items() if labels != plan.grid.labels(axis)
     ]
-    # Addresses of stores may hold passwords.
-    given = [f"with `--set {setting}`" for setting in overrides if not setting.startswith("tracking.")]
+    given = [f"with `--set {setting}`" for setting in without_tracking(overrides)]
     return [f"images: {', '.join(images)}", *count_lines(plan), *only, *given]
 
 

@@ -73,15 +73,16 @@ def _end(store: Store, mlflow_id: str, sweep: SweepFacts, stopped: bool) -> None
 
 def _facts(plan: Plan, about: Sequence[str]) -> SweepFacts:
     values = plan.grid.model_dump(mode="json", exclude_defaults=True)
-    if "set" in values:
-        values["set"] = _without_passwords(values["set"])
+    for part in (values, *(value for axis in values.get("axes", {}).values() for value in axis)):
+        if "set" in part:
+            part["set"] = without_tracking(part["set"])
     text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
     return SweepFacts(plan.grid.name, text, tuple(about), [run.identity for run in plan.runs])
 
 
-def _without_passwords(settings: Sequence[str]) -> list[str]:
-    pairs = [setting.partition("=") for setting in settings]
-    return [f"{key}={shown_uri(value) if key.strip() == 'tracking.uri' else value}" for key, _, value in pairs]
+def without_tracking(settings: Sequence[str]) -> list[str]:
+    """Settings but those of the store, which are part of no result and may hold passwords."""
+    return [s for s in settings if s.partition("=")[0].strip().partition(".")[0] != "tracking"]
 
 
 def _place(store: Store, plan: Plan) -> tuple[Path, str]:

@@ -14,6 +14,7 @@ import pytest
 from experiments.claims import claim_run, claims_folder
 from experiments.expansion import expand
 from experiments.grid import load_grid
+from experiments.sweeps.parent_run import without_tracking
 from experiments.session import Session
 from experiments.sweeps.parent_run import sweep_run
 from fedsir.errors import RunFailed
@@ -348,3 +349,15 @@ def test_two_stores_are_refused(fedsir: Any, tmp_path: Path, store: str) -> None
     assert ended.code == 2
     assert "several places" in ended.err
     assert list(tmp_path.iterdir()) == [grid.path]
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "tracking.uri=postgresql://u:secret@h/d",
+        " tracking.uri='postgresql://u:secret@h/d'",
+        "tracking={uri: 'postgresql://u:secret@h/d'}",
+    ],
+)
+def test_settings_of_the_store_are_not_described(setting: str) -> None:
+    assert without_tracking([setting, "training.rounds=3"]) == ["training.rounds=3"]
