@@ -13,7 +13,7 @@ from rich.table import Table
 from cluster import jobs
 from cluster.package import MEGABYTE, stage
 from cluster.submission import Wish, prepare
-from experiments.console import say
+from experiments.console import new_console, say
 
 
 def submit_grid(wish: Wish, address: str, wait: bool) -> None:
@@ -22,7 +22,7 @@ def submit_grid(wish: Wish, address: str, wait: bool) -> None:
     Raises BadInput before anything is sent, RunFailed where the job does not succeed.
     """
     submission = prepare(wish)
-    console = Console()
+    console = new_console()
     with tempfile.TemporaryDirectory(prefix="fedsir-submit-") as folder:
         size = stage(Path(folder), submission.files)
         client = _connected(console, address)
@@ -42,7 +42,7 @@ def submit_grid(wish: Wish, address: str, wait: bool) -> None:
 
 def show_status(job: str | None, address: str) -> None:
     """Print all jobs of fedsir, or one. Raises RunFailed where that one did not succeed."""
-    console = Console()
+    console = new_console()
     client = _connected(console, address)
     if job is None:
         table = Table()
@@ -60,7 +60,7 @@ def show_status(job: str | None, address: str) -> None:
 
 def show_logs(job: str, address: str, wait: bool) -> None:
     """Print the log of a job. With `wait`, raises RunFailed where it does not succeed."""
-    client = _connected(Console(), address)
+    client = _connected(new_console(), address)
     if wait:
         _follow(client, job, address)
     else:
@@ -69,7 +69,7 @@ def show_logs(job: str, address: str, wait: bool) -> None:
 
 def stop_job(job: str, address: str) -> None:
     """Stop a job and print what has become of it."""
-    console = Console()
+    console = new_console()
     details = jobs.stop(_connected(console, address), job, address)
     say(console, f"job {job}: {details.status}")
 
@@ -86,7 +86,7 @@ def _follow(client: jobs.JobsClient, job: str, address: str) -> None:
         details = jobs.follow(client, job, _write, address)
     except KeyboardInterrupt:
         say(
-            Console(stderr=True),
+            new_console(stderr=True),
             f"fedsir: job {job} goes on. Follow: fedsir jobs logs {job}; end: fedsir jobs stop {job}",
         )
         raise

@@ -21,11 +21,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from cluster.gpu_watch import GpuWatch, actor_megabytes
-from experiments.console import say
+from experiments.console import new_console, say
 from fedsir import coordinator
 from fedsir.clients.engine import set_gpu_numerics
 from fedsir.clients.pool import ActorPool
@@ -242,7 +241,7 @@ def main(
         raise BadInput(
             f"--device {device}: torch sees no such device here.\nSee fedsir doctor; --device cpu for a dry run."
         )
-    console = Console()
+    console = new_console()
     condition = build_condition(size.config(), random_images(size))
     say(console, f"{clients} clients, {train_images} random images of {pixels} px, {backbone}, batches of {batch}")
     with _own_ray():

@@ -9,7 +9,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from experiments.audit.example import MANIFEST, write_consortium
@@ -17,7 +16,7 @@ from experiments.audit.worklist_file import UNSURE, graded, read_worklist, workl
 from experiments.commands import open_session
 from experiments.compare import parse_seeds
 from experiments.config import RunFile, load_run_file
-from experiments.console import percent, say
+from experiments.console import new_console, percent, say
 from fedsir.audit.review import Precision, measured_precision
 from fedsir.errors import BadInput
 from fedsir.methods.spectral_settings import SpectralConfig
@@ -47,8 +46,13 @@ def run_audit(
         )
     folder = out or config.work_dir / "audits" / manifest.stem
     _writable(folder)
+    if (folder / WORKLIST).exists() and any(entry.grader for entry in read_worklist(folder / WORKLIST)):
+        raise BadInput(
+            f"{folder / WORKLIST} has labels of graders, which another audit would overwrite.\n"
+            "Name another folder with --out."
+        )
     numbers, training = tuple(parse_seeds(seeds)), tuple(parse_seeds(training_seeds))
-    console = Console()
+    console = new_console()
     with open_session(console) as session:
         from experiments.audit.audit import AuditPlan, audit
         from experiments.audit.page import render_page, summary_of
@@ -137,7 +141,7 @@ def review(folder: Path, worklist: Path) -> None:
             f"{folder} is not the folder of an audit ({error}).\nGive the folder with audit.json."
         ) from error
     found = graded(read_worklist(folder / WORKLIST), read_worklist(worklist), class_names, worklist)
-    console = Console()
+    console = new_console()
     parts = {"all sites": found, **{s: [e for e in found if e.site == s] for s in sorted({e.site for e in found})}}
     precisions = {
         name: measured_precision([(e.observed, e.proposed, None if e.grader == UNSURE else e.grader) for e in part])
@@ -168,7 +172,7 @@ def _precision_table(precisions: dict[str, Precision]) -> Table:
 def draw_example(folder: Path, seed: int, size: int) -> None:
     """Write the example consortium."""
     images, wrong = write_consortium(folder, seed, size)
-    console = Console()
+    console = new_console()
     say(console, f"{images:,} phantom images at 8 sites, {wrong} of them with a wrong label, in {folder}")
     say(console, f"fedsir audit {folder / MANIFEST} --phantom")
 
@@ -181,7 +185,7 @@ def run_study(
     phantom = scenario != KERMANY
     config = audit_config(None, phantom, [*overrides, "data.manifest=none.csv"])
     path = out or config.work_dir / "studies" / f"audit-{scenario}.csv"
-    console = Console()
+    console = new_console()
     with open_session(console, continues=True) as session:
         from experiments.audit.audit import AuditPlan
         from experiments.audit.study import planter, study, summary

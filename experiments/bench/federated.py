@@ -11,11 +11,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
 from experiments.bench.processes import family, processor_seconds
 from experiments.commands import open_session
 from experiments.config import RunFile
+from experiments.console import new_console
 from fedsir.clients.executor import InProcessExecutor
 from fedsir.condition import Condition
 from fedsir.events import Event, RoundFinished, RunFinished, RunResult, RunStarted
@@ -136,5 +135,5 @@ class Federated:
 @contextmanager
 def federated() -> Iterator[Federated]:
     """A session of its own, in a temporary folder."""
-    with TemporaryDirectory(prefix="fedsir-bench-") as folder, open_session(Console(stderr=True)) as session:
+    with TemporaryDirectory(prefix="fedsir-bench-") as folder, open_session(new_console(stderr=True)) as session:
         yield Federated(session, Path(folder))

@@ -11,7 +11,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from experiments.bench import tables
@@ -22,7 +21,7 @@ from experiments.bench.preparation import preparation
 from experiments.bench.ratio import Say, floor_ratios
 from experiments.bench.startup import startup
 from experiments.commands import terminated_like_interrupted
-from experiments.console import say
+from experiments.console import new_console, say
 
 Part = Callable[[bool, Say], tuple[object, Sequence[Table]]]
 
@@ -69,7 +68,7 @@ MEASUREMENTS: Mapping[str, Part] = {
 
 def measure(parts: Sequence[str], file: Path | None, quick: bool) -> None:
     """Measure `parts` in order; the file is written anew after each, so that stopping loses only the last."""
-    console = Console()
+    console = new_console()
     found: dict[str, Any] = {"machine": machine(), "quick": quick, "parts": {}}
     with terminated_like_interrupted():
         for part in parts:

@@ -24,10 +24,14 @@ class ExtractFeatures:
 
 @dataclass(frozen=True)
 class ScoreImages:
-    """S_R and S_N (2, n, C) float64 of unit features under broadcast `references` and `reference_model`."""
+    """S_R and S_N (2, n, C) float64 of unit features under broadcast `references` and `reference_model`;
+    NaN for images whose features have no direction, which `relabel` leaves alone as well."""
 
     def __call__(self, client: Client, broadcast: Broadcast) -> ClientResult[NDArray[np.float64]]:
         client.runtime.binding.load(broadcast["reference_model"])
         features = forward_pass(client, "features").cpu().numpy().astype(np.float64)
-        unit = features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
+        length = np.linalg.norm(features, axis=1)
+        decidable = np.isfinite(length) & (length > 0)
+        unit = np.full_like(features, np.nan)
+        unit[decidable] = features[decidable] / length[decidable, None]
         return ClientResult(np.stack(spectral_scores(unit, broadcast["references"])))

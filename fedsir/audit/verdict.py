@@ -72,13 +72,15 @@ def judge(sites: SiteLabels, evidence: SiteEvidence, settings: AuditSettings) ->
     classes = comparable_classes(sites, settings.min_class_count)
     images, patients = sites.counts().sum(axis=1), sites.patient_counts()
     enough_sites = np.count_nonzero(classes >= 2) >= settings.min_sites
+    # Not so where a site shares its classes with nobody but sites that were set aside.
+    weighed = np.isfinite(evidence.disagreement.family)
     verdicts = []
     for k in range(sites.num_sites):
         shifted = bool(evidence.shift.family[k] <= settings.rate)
         accused = bool(evidence.disagreement.family[k] <= settings.rate)
         if not enough_sites:
             verdict = SiteVerdict("undetermined", "few_sites", shifted)
-        elif classes[k] < 2:
+        elif classes[k] < 2 or not weighed[k]:
             verdict = SiteVerdict("undetermined", "single_class", shifted)
         elif images[k] < settings.min_images or patients[k] < settings.min_patients:
             verdict = SiteVerdict("undetermined", "few_images", shifted)

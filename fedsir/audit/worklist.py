@@ -53,7 +53,7 @@ def rank_proposals(observed: Ints, seeds: Sequence[LabelScores]) -> list[Proposa
         return []
     representative = np.mean([s.representative for s in seeds], axis=0)
     residual = np.mean([s.residual for s in seeds], axis=0)
-    if np.isfinite(representative).all(axis=0).sum() < 2:
+    if np.isfinite(representative).any(axis=0).sum() < 2:
         return []
     first = np.where(np.isfinite(representative), representative, -np.inf).argmax(axis=1)
     second = np.where(np.isfinite(residual), residual, np.inf).argmin(axis=1)

@@ -14,9 +14,8 @@ import pytest
 from experiments.claims import claim_run, claims_folder
 from experiments.expansion import expand
 from experiments.grid import load_grid
-from experiments.sweeps.parent_run import without_tracking
 from experiments.session import Session
-from experiments.sweeps.parent_run import sweep_run
+from experiments.sweeps.parent_run import sweep_run, without_tracking
 from fedsir.errors import RunFailed
 from mlflow_tracking.config import TrackingConfig
 from mlflow_tracking.states import RecordedState, recorded_states
