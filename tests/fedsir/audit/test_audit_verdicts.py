@@ -102,6 +102,13 @@ def test_a_single_class_site_is_undetermined_however_odd_it_looks() -> None:
     assert (verdict.verdict, verdict.reason) == ("undetermined", "single_class")
 
 
+def test_a_site_that_nothing_could_be_weighed_against_is_undetermined() -> None:
+    """It shared its classes with nobody but a site that was set aside."""
+    quiet = evidence(disagreement=figures(family=np.nan, p=np.nan), detection=np.full(SITES, np.nan))
+    verdict = judge(consortium(), quiet, AuditSettings())[0]
+    assert (verdict.verdict, verdict.reason) == ("undetermined", "single_class")
+
+
 def test_few_patients_are_few_however_many_images_they_have() -> None:
     sites = consortium()
     patients = np.where(sites.sites == 0, sites.patients % 7, sites.patients)
@@ -140,6 +147,19 @@ def test_scores_and_checkpoints_are_pooled_over_seeds() -> None:
     (proposal,) = rank_proposals(np.array([1]), [one, other])
     assert proposal.representative == pytest.approx((0.3, 0.6))
     assert proposal.stability == 0.5
+
+
+def test_an_image_without_direction_costs_the_others_nothing() -> None:
+    rng = np.random.default_rng(0)
+    representative, residual = rng.random((6, 3)), rng.random((6, 3))
+    observed = residual.argmax(axis=1)
+    residual[np.arange(6), representative.argmax(axis=1)] = -1.0
+    whole = LabelScores(representative, residual, np.tile(representative.argmax(axis=1), (2, 1)))
+    lost = replace(whole, representative=representative.copy(), residual=residual.copy())
+    lost.representative[0], lost.residual[0] = np.nan, np.nan
+    kept = {p.image for p in rank_proposals(observed, [whole])} - {0}
+    assert len(kept) >= 2
+    assert {p.image for p in rank_proposals(observed, [lost])} == kept
 
 
 def test_images_labelled_with_a_class_without_reference_keep_their_label() -> None:
