@@ -63,25 +63,29 @@ def parse_seeds(text: str) -> list[int]:
     return seeds
 
 
-def variant(source: str, overrides: Sequence[str], base: RunFile, method: str, seed: int) -> RunFile:
+def variant(
+    source: str, overrides: Sequence[str], base: RunFile, method: str, seed: int, own: Sequence[str] = ()
+) -> RunFile:
     """The run file of another method and seed on the same federation.
 
     Settings that file and overrides have for a method apply to it and its presets; what a preset changes wins. Of
     these, methods of the same family share what is about images and budget rather than about the method: how stage I
-    trains, and in which rounds labels are corrected. Otherwise a method has its defaults.
+    trains, and in which rounds labels are corrected. Otherwise a method has its defaults. own: overrides that are meant
+    for this method alone; they win over everything.
     """
     others = [o for o in overrides if not re.match(r"\s*method\s*[.=]", o)]
     seeded = f"seed={seed}"
     if method == ALL_CLEAN:
         # Without the ratio and map of the noise that is not there: one run for all noise settings.
-        return load_run_file(source, [*others, seeded, "method.name=fedavg", "federation.noise={type: none}"])
+        reference = ["method.name=fedavg", "federation.noise={type: none}"]
+        return load_run_file(source, [*others, seeded, *reference, *own])
     name, _, preset = method.partition("/")
     # A label means what it says: neither the file's preset nor a setting of the file may take its place.
     chosen = [f"method.name={name}", f"method.preset={preset or 'null'}"]
     given = overrides if name == base.method.name else others
     shared = [] if name == base.method.name else _settings("method", _family(base.method, find_method(name).config))
     changes = _settings("method", find_preset(name, preset)) if preset else []
-    return load_run_file(source, [*given, seeded, *chosen, *shared, *changes])
+    return load_run_file(source, [*given, seeded, *chosen, *shared, *changes, *own])
 
 
 def _family(given: MethodConfig, other: type[MethodConfig]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -91,15 +91,15 @@ def expand(grid: GridFile, only: Sequence[str] = (), overrides: Sequence[str] = 
     """Resolve every cell that `only` leaves; `overrides` (`key=value`) apply to all of them.
 
     An override `LABEL.key=value`, where LABEL is a value of an axis, applies to that value's conditions alone:
-    `kermany.data.root=/data/OCT2017`. Cells whose runs have one identity become one run. Reads no images.
-    Raises BadInput that names the cell.
+    `kermany.data.root=/data/OCT2017`. `METHOD.method.key=value` applies to that method alone. Cells whose runs have one
+    identity become one run. Reads no images. Raises BadInput that names the cell.
     """
     chosen = choose(grid, only)
     found: dict[str, PlannedRun] = {}
-    everywhere, scoped = _by_scope(grid, overrides)
+    given = _Overrides.of(grid, overrides)
     for number, condition in enumerate(_conditions(grid, chosen)):
         source = _source(grid, condition)
-        for cells, config, missing in _condition_runs(grid, chosen, condition, everywhere, scoped):
+        for cells, config, missing in _condition_runs(grid, chosen, condition, given):
             for cell in cells:
                 of_seed = config.model_copy(update={"seed": cell.seed})
                 identity = of_seed.identity()
@@ -144,18 +144,51 @@ def absent_files(plan: Plan) -> list[str]:
     return list(found)
 
 
-def _by_scope(grid: GridFile, overrides: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
-    """Overrides for every condition, and those for the conditions with one label."""
-    labels = sorted({value.label for values in grid.axes.values() for value in values}, key=len, reverse=True)
-    everywhere: list[str] = []
-    scoped: dict[str, list[str]] = {}
-    for override in overrides:
-        label = next((name for name in labels if override.startswith(f"{name}.")), None)
-        if label is None:
-            everywhere.append(override)
-        else:
-            scoped.setdefault(label, []).append(override.removeprefix(f"{label}."))
-    return everywhere, scoped
+@dataclass(frozen=True)
+class _Overrides:
+    """first, last: for every run, before and after those of the axes. scoped: by label of an axis, or by method."""
+
+    first: tuple[str, ...]
+    last: tuple[str, ...]
+    scoped: Mapping[str, Sequence[str]]
+
+    @classmethod
+    def of(cls, grid: GridFile, given: Sequence[str]) -> _Overrides:
+        """Those of a grid and of a command.
+
+        Raises BadInput where anything but its own settings is to change for one method: all of them have the same data,
+        noise and budget.
+        """
+        axes = {value.label for values in grid.axes.values() for value in values}
+        scoped: dict[str, list[str]] = {}
+        everywhere: list[list[str]] = []
+        for overrides in (grid.set, given):
+            everywhere.append([])
+            for override in overrides:
+                label = _scope(override, axes | {*grid.methods})
+                if label is None:
+                    everywhere[-1].append(override)
+                    continue
+                setting = override.removeprefix(f"{label}.")
+                if label not in axes and not setting.startswith("method."):
+                    raise BadInput(
+                        f"grid {grid.name}: {override}: for one method only its own settings can be changed, since all "
+                        f"methods share data, noise and budget.\n"
+                        f"Write {label}.method.KEY=VALUE, or leave {label} out to change it for all methods."
+                    )
+                scoped.setdefault(label, []).append(setting)
+        first, last = everywhere
+        return cls(tuple(first), tuple(last), scoped)
+
+    def of_condition(self, condition: Sequence[AxisValue]) -> list[str]:
+        """Those for every method of a condition."""
+        axes = [setting for value in condition for setting in value.set]
+        return [*self.first, *axes, *self.last, *(s for value in condition for s in self.scoped.get(value.label, ()))]
+
+
+def _scope(override: str, labels: Collection[str]) -> str | None:
+    """The label that an override begins with, the longest of several."""
+    return max((label for label in labels if override.startswith(f"{label}.")), key=len, default=None)
 
 
 def _conditions(grid: GridFile, chosen: Mapping[str, tuple[str, ...]]) -> Iterator[tuple[AxisValue, ...]]:
@@ -167,14 +200,12 @@ def _condition_runs(
     grid: GridFile,
     chosen: Mapping[str, tuple[str, ...]],
     condition: tuple[AxisValue, ...],
-    everywhere: Sequence[str],
-    scoped: Mapping[str, Sequence[str]],
+    given: _Overrides,
 ) -> Iterator[tuple[list[Cell], RunFile, tuple[str, ...]]]:
     """Per method its cells (one per seed), the run of the first of them and what is missing."""
     deciding = next((value for value in condition if value.base is not None), None)
     source = _source(grid, condition)
-    overrides = [*grid.set, *(setting for value in condition for setting in value.set), *everywhere]
-    overrides += [setting for value in condition for setting in scoped.get(value.label, ())]
+    overrides = given.of_condition(condition)
     labels = tuple(value.label for value in condition)
     where = f"condition {', '.join(labels) or '(the only one)'}"
     try:
@@ -186,7 +217,8 @@ def _condition_runs(
             cells = [Cell(labels, method, int(seed)) for seed in chosen[SEED]]
             cells = [cell for cell in cells if not _excluded(grid, cell)]
             if cells:
-                config = variant(source, overrides, base, method, cells[0].seed)
+                own = given.scoped.get(method, ())
+                config = variant(source, overrides, base, method, cells[0].seed, own)
                 name = "-".join([grid.name, *_shown(condition, method)])
                 yield cells, config.model_copy(update={"name": name}), missing
     except BadInput as error:

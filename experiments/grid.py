@@ -2,7 +2,7 @@
 
     name: quickstart
     base: demo                                  # preset or run file, see experiments.config
-    set: [training.rounds=8]                    # overrides for every run
+    set: [training.rounds=8]                    # overrides for every run; fedprox.method.mu=0.1 for those of one method
     axes:
       noise:                                    # values that change several keys, or another base
         - {label: symmetric-0.3, set: [federation.noise.type=symmetric, federation.noise.ratio=0.3]}
@@ -34,6 +34,7 @@ from experiments.validation_errors import explain
 from fedsir.config.base import NonNegativeInt, Section
 from fedsir.errors import BadInput
 from fedsir.files import is_file
+from fedsir.text import shortened
 
 METHOD, SEED = "method", "seed"
 """What a run is chosen by beside the axes."""
@@ -237,5 +238,4 @@ def _hint(given: str, known: Sequence[str]) -> str:
 
 
 def _shown(value: Any) -> str:
-    text = json.dumps(value, default=str)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return shortened(json.dumps(value, default=str), 60)

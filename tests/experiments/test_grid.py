@@ -87,6 +87,27 @@ def test_runs_are_those_of_compare(written: Callable[[str], str]) -> None:
         assert run.identity == expected.identity()
 
 
+def test_settings_of_one_method_concern_no_other(written: Callable[[str], str]) -> None:
+    text = GRID.replace("[training.rounds=3]", "[training.rounds=3, fedsir.method.identification.regularization=0.01]")
+    given = ["oct_fedsir/no_kd.method.relabeling.every=9"]
+    plan, plain = expand(load_grid(written(text)), [], given), expand(load_grid(written(GRID)))
+    identities = {run.label: run.identity for run in plain.runs}
+    changed = {run.cells[0].method for run in plan.runs if run.identity != identities[run.label]}
+    assert changed == {"fedsir", "oct_fedsir/no_kd"}
+    for run in plan.runs:
+        settings = run.config.method.model_dump()
+        if run.cells[0].method == "fedsir":
+            assert settings["identification"]["regularization"] == 0.01
+        if run.cells[0].method == "oct_fedsir/no_kd":
+            assert settings["relabeling"]["every"] == 9
+
+
+@pytest.mark.parametrize("override", ["fedsir.training.rounds=9", "oct_fedsir.federation.noise.ratio=0.1"])
+def test_one_method_cannot_have_other_data_or_budget(written: Callable[[str], str], override: str) -> None:
+    with pytest.raises(BadInput, match="all methods share data, noise and budget"):
+        expand(load_grid(written(GRID)), [], [override])
+
+
 def test_all_clean_is_one_run_for_all_noise(written: Callable[[str], str]) -> None:
     plan = expand(load_grid(written(GRID)), ["method=all_clean", "alpha=2"])
     assert len(plan.runs) == 4
