@@ -89,7 +89,8 @@ def _lack(record: Recorded) -> str | None:
 
 
 def row_of(record: Recorded, text: str | None) -> Row:
-    """Columns of `Results.runs`; `_budget`, `_map` and `_method` for what is named once all runs are known."""
+    """Columns of `Results.runs`; `_budget`, `_map`, `_method` and `_recorded` for what is named once all runs
+    are known."""
     params = record.params
     config = None if text is None else parsed_config(text)
     clean = params["method"] == "fedavg" and params["noise_type"] == "none"
@@ -113,14 +114,12 @@ def row_of(record: Recorded, text: str | None) -> Row:
         **record.metrics,
         "_map": params.get("label_map", ""),
         "_budget": budget_of(params, config, record.digest),
-        "_method": _method_settings(params, config),
+        "_method": None if config is None else _method_settings(config),
+        "_recorded": params.get("method_settings", ""),
     }
 
 
-def _method_settings(params: Mapping[str, str], config: Mapping[str, Any] | None) -> dict[str, str]:
-    """Settings of the method; from parameters, where long ones are cut, if there is nothing better."""
-    if config is None:
-        return {"settings": params.get("method_settings", "")}
+def _method_settings(config: Mapping[str, Any]) -> dict[str, str]:
     return {
         key.removeprefix("method."): str(value)
         for key, value in config.items()
@@ -155,6 +154,7 @@ def tell_maps_apart(rows: Sequence[Row]) -> None:
 
 def tell_settings_apart(rows: Sequence[Row]) -> list[str]:
     """Give each settings of a method a label of its own where one condition has several of them."""
+    _complete_settings(rows)
     conditions: dict[tuple[Any, ...], dict[str, dict[str, str]]] = defaultdict(dict)
     for row in rows:
         condition = tuple(row[key] for key in CELL if key != "seed")
@@ -179,6 +179,18 @@ def tell_settings_apart(rows: Sequence[Row]) -> list[str]:
         own = names.get((row["task"], row["method"]), {})
         row["method"] = own.get(_key(row.pop("_method")), row["method"])
     return warnings
+
+
+def _complete_settings(rows: Sequence[Row]) -> None:
+    """Runs without a configuration have the settings of those whose parameters say the same of them.
+
+    If there are none, the parameter stands for the settings; long ones are cut there.
+    """
+    known = {(row["method"], row["_recorded"]): row["_method"] for row in rows if row["_method"] is not None}
+    for row in rows:
+        recorded = row.pop("_recorded")
+        if row["_method"] is None:
+            row["_method"] = known.get((row["method"], recorded), {"settings": recorded})
 
 
 def _key(settings: Mapping[str, str]) -> str:

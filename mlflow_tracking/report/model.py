@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -72,6 +73,11 @@ class Table:
     unit: str = "%"
     digits: int = 2
 
+    @property
+    def heading(self) -> str:
+        """`Table S1: ...` for tables of the paper; the others have their title alone."""
+        return f"Table {self.key}: {self.title}" if re.fullmatch(r"S?\d+(\.\d+)?", self.key) else self.title
+
 
 @dataclass(frozen=True)
 class Report:
@@ -85,3 +91,9 @@ class Report:
     missing: tuple[str, ...]
     failed: tuple[str, ...]
     tables: tuple[Table, ...]
+
+
+def letter(number: int) -> str:
+    """The mark of a note, from 0: a, b, ..., z, aa, ab, ..."""
+    last = chr(ord("a") + number % 26)
+    return last if number < 26 else letter(number // 26 - 1) + last

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
 from mlflow_tracking.report.figures import method_order
-from mlflow_tracking.report.model import FACETS, Cell, Report, Table
+from mlflow_tracking.report.model import FACETS, Cell, Report, Table, letter
 from mlflow_tracking.report.paper import shown_method
 from mlflow_tracking.report.sheet import Pictures
 
@@ -114,11 +113,6 @@ class TableView:
     seeds: str
 
 
-def _table_name(table: Table) -> str:
-    """`Table S1: ...` for tables of the paper; the others have their title alone."""
-    return f"Table {table.key}: {table.title}" if re.fullmatch(r"S?\d+(\.\d+)?", table.key) else table.title
-
-
 def _naming_head(table: Table) -> int:
     """Position of the header that tells lines apart best, which stays in view: words with most different values."""
     words = [
@@ -131,7 +125,7 @@ def _naming_head(table: Table) -> int:
 def _table_view(table: Table) -> TableView:
     cells = [cell for line in table.lines for cell in line.cells]
     warnings = list(dict.fromkeys(text for cell in cells for text in cell.warnings))
-    letters = {text: _letter(number) for number, text in enumerate(warnings)}
+    letters = {text: letter(number) for number, text in enumerate(warnings)}
     counts = Counter(len(cell.seeds) for cell in cells if cell.mean is not None and cell.seeds)
     usual = counts.most_common(1)[0][0] if counts else 0
     depth = max((len(column.groups) for column in table.columns), default=0)
@@ -149,7 +143,7 @@ def _table_view(table: Table) -> TableView:
         previous = line.labels
     return TableView(
         anchor=f"table-{table.key}",
-        name=_table_name(table),
+        name=table.heading,
         table=table,
         naming_head=_naming_head(table),
         heading_rows=tuple(rows),
@@ -228,12 +222,6 @@ def _number(value: float, digits: int, signed: bool = False) -> str:
         smallest = f"{10.0**-digits:.{digits}f}"
         return f"±{text}" if signed else text if value == 0 else f"< {smallest}" if value > 0 else f"> −{smallest}"
     return f"−{text}" if value < 0 else f"+{text}" if signed else text
-
-
-def _letter(number: int) -> str:
-    """a, b, ..., z, aa, ab, ..."""
-    last = chr(ord("a") + number % 26)
-    return last if number < 26 else _letter(number // 26 - 1) + last
 
 
 def _json(facets: Mapping[str, str]) -> str:

@@ -10,14 +10,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 import pandas as pd
 
 from fedsir.events import FINAL_METRICS, ROUND_METRICS
 from mlflow_tracking.config import sqlite_path
 from mlflow_tracking.describe import TAG_ERROR, TAG_RESUMED, TAG_RUN_ID
-from mlflow_tracking.queries import SQLITE_TIMEOUT_S
+from mlflow_tracking.sqlite_file import opened_for_reading
 from mlflow_tracking.store import Store
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def read_records(store: Store) -> list[Recorded]:
     path = sqlite_path(store.uri)
     if path is not None:
         # The tables are MLflow's own and may change, so whatever SQLite objects to is left to the search.
-        with contextlib.suppress(sqlite3.Error), store.lock, _connected(path) as connection:
+        with contextlib.suppress(sqlite3.Error), store.lock, opened_for_reading(path) as connection:
             return _records_in_sqlite(connection, int(store.experiment_id))
     return [_recorded(run) for run in store.runs() if TAG_RUN_ID in run.data.tags]
 
@@ -98,7 +98,7 @@ class StoreReader:
     def curves(self, keys: Sequence[str], mlflow_ids: Sequence[str]) -> pd.DataFrame:
         path = sqlite_path(self.store.uri)
         if path is not None:
-            with contextlib.suppress(sqlite3.Error), self.store.lock, _connected(path) as connection:
+            with contextlib.suppress(sqlite3.Error), self.store.lock, opened_for_reading(path) as connection:
                 return _curve_table(_points_in_sqlite(connection, "run_uuid, key, step, value", "", keys, mlflow_ids))
         return _curve_table(self._history(keys, mlflow_ids))
 
@@ -113,7 +113,7 @@ class StoreReader:
     def _summed(self, keys: Sequence[str], mlflow_ids: Sequence[str]) -> pd.DataFrame:
         path = sqlite_path(self.store.uri)
         if path is not None:
-            with contextlib.suppress(sqlite3.Error), self.store.lock, _connected(path) as connection:
+            with contextlib.suppress(sqlite3.Error), self.store.lock, opened_for_reading(path) as connection:
                 group = "GROUP BY run_uuid, key"
                 rows = list(_points_in_sqlite(connection, "run_uuid, key, sum(value)", group, keys, mlflow_ids))
                 return _total_table(rows, keys, mlflow_ids)
@@ -161,14 +161,6 @@ def local_folder(uri: str) -> Path | None:
         return Path(unquote(parts.path))
     # A one-letter scheme is a Windows drive.
     return Path(uri) if len(parts.scheme) < 2 else None
-
-
-@contextlib.contextmanager
-def _connected(path: Path) -> Iterator[sqlite3.Connection]:
-    # Read-only, so that nothing here can harm a record.
-    uri = f"file:{quote(str(path))}?mode=ro"
-    with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=SQLITE_TIMEOUT_S)) as connection:
-        yield connection
 
 
 def _records_in_sqlite(connection: sqlite3.Connection, experiment: int) -> list[Recorded]:

@@ -9,24 +9,15 @@ import numpy as np
 import pandas as pd
 
 from mlflow_tracking.report.figures.style import method_order
-from mlflow_tracking.report.paper import ALL_CLEAN, OURS, TASKS, shown_method
+from mlflow_tracking.report.grouping import NO_NOISE, Part, by_task_and_budget
+from mlflow_tracking.report.paper import ALL_CLEAN, OURS, shown_method
 
-NO_NOISE = "none"
 TYPICAL_RATIO = 0.6
 """Where one noise ratio must stand for all: labels are mostly wrong, yet no method is at its end."""
 
 
-@dataclass(frozen=True)
-class Group:
-    """Finished runs of one task with equal budget and images, so that they may share a figure.
-
-    only_budget: the task has no other.
-    """
-
-    task: str
-    budget: str
-    only_budget: bool
-    runs: pd.DataFrame
+class Group(Part):
+    """What a figure may show together."""
 
     @property
     def kinds(self) -> str:
@@ -43,14 +34,8 @@ class Group:
 
 
 def groups(runs: pd.DataFrame) -> list[Group]:
-    """Groups by task as in the paper, of a task the one with most runs first."""
-    found = []
-    names = [*(t for t in TASKS if (runs["task"] == t).any()), *sorted(set(runs["task"]) - set(TASKS))]
-    for task in names:
-        of_task = runs[runs["task"] == task]
-        budgets = of_task["budget"].value_counts(sort=True).index
-        found += [Group(task, str(b), len(budgets) == 1, of_task[of_task["budget"] == b]) for b in budgets]
-    return found
+    """The groups of all runs, in the order of `by_task_and_budget`."""
+    return [Group(part.task, part.budget, part.only_budget, part.runs) for part in by_task_and_budget(runs)]
 
 
 def identifying_method(runs: pd.DataFrame) -> str | None:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 
-from mlflow_tracking.report.model import FACETS, Cell, Line, Report, Table
+from mlflow_tracking.report.model import FACETS, Cell, Line, Report, Table, letter
 
 CSV_COLUMNS = (
     "table",
@@ -82,7 +82,7 @@ def _md_table(table: Table) -> str:
         rows.append([*map(_md, line.labels), *cells])
     lines = [f"| {' | '.join(row)} |" for row in rows]
     caption = _md(f"{_data(table.data_kinds)} {table.caption} {_unit(table)} {_LEGEND}")
-    shown = [f"## {_md(_heading(table))}", caption, "\n".join(lines)]
+    shown = [f"## {_md(table.heading)}", caption, "\n".join(lines)]
     if notes.texts:
         shown.append("\n".join(f"- {letter}: {_md(text)}" for letter, text in notes.texts))
     return "\n\n".join(shown)
@@ -196,21 +196,11 @@ class _Notes:
         self._letters: dict[str, str] = {}
 
     def letters(self, warnings: Iterable[str]) -> str:
-        return ",".join(self._letters.setdefault(text, _letter(len(self._letters))) for text in warnings)
+        return ",".join(self._letters.setdefault(text, letter(len(self._letters))) for text in warnings)
 
     @property
     def texts(self) -> list[tuple[str, str]]:
         return [(letter, text) for text, letter in self._letters.items()]
-
-
-def _letter(number: int) -> str:
-    """a, b, ..., z, aa, ab, ..."""
-    text = ""
-    number += 1
-    while number:
-        number, rest = divmod(number - 1, 26)
-        text = chr(ord("a") + rest) + text
-    return text
 
 
 def _cell(cell: Cell, table: Table, notes: _Notes, escape: Callable[[str], str], marks: dict[str, str]) -> str:
@@ -233,10 +223,6 @@ def _cell(cell: Cell, table: Table, notes: _Notes, escape: Callable[[str], str],
     if cell.warnings:
         parts.append(escape(notes.letters(cell.warnings)))
     return " ".join(parts)
-
-
-def _heading(table: Table) -> str:
-    return f"Table {table.key}: {table.title}" if re.match(r"S?[0-9]", table.key) else table.title
 
 
 def _unit(table: Table) -> str:

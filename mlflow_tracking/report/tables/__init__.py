@@ -1,5 +1,5 @@
 """From finished runs to tables: the paper's, and what it has none of."""
 
-from mlflow_tracking.report.tables.build import build_report, paper_tables
+from mlflow_tracking.report.tables.build import build_report
 
-__all__ = ["build_report", "paper_tables"]
+__all__ = ["build_report"]

@@ -6,25 +6,22 @@ import itertools
 from collections import defaultdict
 from collections.abc import Sequence
 
+from mlflow_tracking.report.grouping import NO_NOISE
 from mlflow_tracking.report.model import Report, Table
 from mlflow_tracking.report.paper import ALL_CLEAN
 from mlflow_tracking.report.results import Results
 from mlflow_tracking.report.tables.accuracy import SUPPLEMENT, accuracy_table, condition_tables
 from mlflow_tracking.report.tables.comparison import cost_table, paired_table, rank_table
-from mlflow_tracking.report.tables.scores import NO_NOISE, PARTS, Bench, benches, data_kinds
+from mlflow_tracking.report.tables.scores import PARTS, Bench, benches, data_kinds
 from mlflow_tracking.report.tables.stages import ablation_table, identification_table, relabeling_table
 from mlflow_tracking.report.tables.words import paper_note
 
 PAPER_TABLES = ("1", "2", "3", "4", *SUPPLEMENT.values())
 
 
-def paper_tables(results: Results) -> tuple[Table, ...]:
-    """Tables 1-4 and S1-S6 as far as there are runs for them, then ranks, tests and costs."""
-    return _tables(results, benches(results))
-
-
 def build_report(results: Results, title: str, missing: Sequence[str] | None = None) -> Report:
-    """Everything that is said in words and figures.
+    """Everything that is said in words and figures: Tables 1-4 and S1-S6 as far as there are runs for them, then ranks,
+    tests and costs.
 
     missing: cells that a grid asks for and nobody has run, in words. Without it, a complete grid is taken to be every
     condition, method and seed that occurs within a task and budget.
@@ -38,8 +35,8 @@ def build_report(results: Results, title: str, missing: Sequence[str] | None = N
         title=title,
         source=results.source,
         data_kinds=results.data_kinds,
-        warnings=(*_warnings(results, found), *results.warnings),
-        missing=(*_missing_tables(tables), *absent, *(f"not finished: {text}" for text in open_)),
+        warnings=(*_warnings(results, found), *results.warnings, *_empty_tables(tables)),
+        missing=(*absent, *(f"not finished: {text}" for text in open_)),
         failed=tuple(failed),
         tables=tables,
     )
@@ -86,9 +83,10 @@ def _warnings(results: Results, found: Sequence[Bench]) -> list[str]:
     return texts
 
 
-def _missing_tables(tables: Sequence[Table]) -> list[str]:
+def _empty_tables(tables: Sequence[Table]) -> list[str]:
     made = {table.key for table in tables}
-    return [f"Table {key}: no run has what it shows" for key in PAPER_TABLES if key not in made]
+    absent = [key for key in PAPER_TABLES if key not in made]
+    return [f"Of the paper's tables, no run has what {', '.join(absent)} would show."] if absent else []
 
 
 def _missing(found: Sequence[Bench]) -> list[str]:

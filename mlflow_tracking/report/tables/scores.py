@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-import pandas as pd
-
+from mlflow_tracking.report.grouping import NO_NOISE, Part, by_task_and_budget
 from mlflow_tracking.report.paper import (
     ABLATIONS,
     ALL_CLEAN,
@@ -17,13 +16,11 @@ from mlflow_tracking.report.paper import (
     OURS,
     RATIOS,
     REFERENCES,
-    TASKS,
     Condition,
 )
 from mlflow_tracking.report.results import Results
 from mlflow_tracking.report.statistics import Scores
 
-NO_NOISE = "none"
 PARTS = tuple(label for label in ABLATIONS.values() if label != OURS)
 """Configurations that only the table of the ablation shows."""
 ORDER = {label: i for i, label in enumerate([*METHODS.values(), *OTHERS.values(), *PARTS])}
@@ -40,17 +37,10 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Bench:
-    """One task at one budget: what may be compared.
+class Bench(Part):
+    """What may be compared in a table. entries: by method. conditions: all that some method has."""
 
-    only_budget: the task has no other. entries: by method. conditions: all that some method has.
-    """
-
-    task: str
-    budget: str
-    only_budget: bool
     data_kind: str
-    runs: pd.DataFrame
     entries: dict[str, tuple[Entry, ...]]
 
     @cached_property
@@ -101,18 +91,8 @@ class Bench:
 
 
 def benches(results: Results) -> list[Bench]:
-    """By task in the paper's order, of a task the budget with most runs first."""
-    runs = results.runs
-    known = [task for task in TASKS if (runs["task"] == task).any()]
-    found = []
-    for task in [*known, *sorted(set(runs["task"]) - set(known))]:
-        of_task = runs[runs["task"] == task]
-        sizes = of_task.groupby("budget").agg(number=("seed", "size"), newest=("started", "max"))
-        budgets = sizes.sort_values(["number", "newest"], ascending=False).index.tolist()
-        for budget in budgets:
-            chosen = of_task[of_task["budget"] == budget].reset_index(drop=True)
-            found.append(_bench(task, str(budget), len(budgets) == 1, chosen))
-    return found
+    """The benches of all runs, in the order of `by_task_and_budget`."""
+    return [_bench(part) for part in by_task_and_budget(results.runs)]
 
 
 def main_benches(found: Sequence[Bench]) -> list[Bench]:
@@ -127,7 +107,8 @@ def data_kinds(found: Iterable[Bench]) -> tuple[str, ...]:
     return tuple(sorted({bench.data_kind for bench in found}))
 
 
-def _bench(task: str, budget: str, only: bool, runs: pd.DataFrame) -> Bench:
+def _bench(part: Part) -> Bench:
+    runs = part.runs.reset_index(drop=True)
     entries: dict[str, list[Entry]] = defaultdict(list)
     clean: list[tuple[float, int, int]] = []
     columns = (runs[name].tolist() for name in ("method", "noise", "ratio", "alpha", "seed"))
@@ -144,7 +125,8 @@ def _bench(task: str, budget: str, only: bool, runs: pd.DataFrame) -> Bench:
         # One run for every noise setting of its heterogeneity and seed.
         entries[ALL_CLEAN] += [Entry(condition, seed, row) for condition in sorted(by_alpha[alpha])]
     data_kind = str(runs["data_kind"].iloc[0])
-    return Bench(task, budget, only, data_kind, runs, {label: tuple(e) for label, e in entries.items() if e})
+    by_method = {label: tuple(e) for label, e in entries.items() if e}
+    return Bench(part.task, part.budget, part.only_budget, runs, data_kind, by_method)
 
 
 def ordered_methods(labels: Iterable[str]) -> list[str]:

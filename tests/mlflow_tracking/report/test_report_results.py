@@ -154,6 +154,16 @@ def test_settings_of_a_method_never_share_a_cell(recorded: Callable[..., Recorde
     assert "2 settings" in found.warnings[0]
 
 
+def test_a_run_whose_configuration_is_gone_has_the_settings_its_parameters_name(
+    recorded: Callable[..., Recorded],
+) -> None:
+    read, unread = (recorded(method="fedprox", seed=seed, method_settings="mu=0.1") for seed in (0, 1))
+    other = recorded(method="fedprox", seed=2, method_settings="mu=0.5")
+    texts = {read.mlflow_id: CONFIG.format(seed=0, clean=3, mu=0.1)}
+    assert set(results([read, unread], texts).runs["method"]) == {"fedprox"}
+    assert results([read, unread, other], texts).runs["method"].nunique() == 2
+
+
 def test_settings_that_belong_to_conditions_are_one_method(recorded: Callable[..., Recorded]) -> None:
     found = results(
         [
