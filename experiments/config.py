@@ -19,7 +19,7 @@ from fedsir.config.method import MethodConfig
 from fedsir.config.run import RunConfig
 from fedsir.errors import BadInput
 from fedsir.methods.registry import find_method, find_preset, parse_method_config
-from fedsir.text import control_character
+from fedsir.text import control_character, shortened
 from mlflow_tracking.config import TrackingConfig
 
 MISSING = "???"
@@ -160,8 +160,8 @@ def read_text(path: Path, source: str, kind: str, known: Sequence[str]) -> str:
     except UnicodeDecodeError as error:
         raise BadInput(f"{path} is not UTF-8 text (byte {error.start}).\n{remedy}") from error
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
-        shown = source if len(source) <= 60 else f"{source[:57]}..."
-        raise BadInput(f"{shown!r} cannot be read: {getattr(error, 'strerror', None) or error}.\n{remedy}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise BadInput(f"{shortened(source, MAX_SHOWN)!r} cannot be read: {reason}.\n{remedy}") from error
 
 
 def _refusal(what: str, where: Any) -> yaml.MarkedYAMLError:
@@ -245,7 +245,7 @@ def _parsed(text: str, name: str) -> Any:
 
 def _apply(values: dict[str, Any], override: str) -> None:
     key, separator, text = override.partition("=")
-    shown = override if len(override) <= MAX_SHOWN else f"{override[: MAX_SHOWN - 3]}..."
+    shown = shortened(override, MAX_SHOWN)
     parts = key.strip().split(".")
     if not separator or not all(parts):
         raise BadInput(f"--set {shown}: expected section.key=value, for example federation.noise.ratio=0.6.")

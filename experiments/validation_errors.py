@@ -10,6 +10,8 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from fedsir.text import shortened
+
 # Pydantic's error types in plain words; braces are filled from the error's context.
 _WORDS = {
     "int_type": "must be a whole number",
@@ -123,8 +125,7 @@ def _meaning(place: _Place) -> str:
 
 def _shown(value: object) -> str:
     """A value as YAML would take it, shortened."""
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= _MAX_VALUE else f"{text[: _MAX_VALUE - 3]}..."
+    return shortened(json.dumps(value, ensure_ascii=False, default=str), _MAX_VALUE)
 
 
 def _locate(model: type[BaseModel], location: Sequence[str | int]) -> _Place:

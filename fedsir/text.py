@@ -13,3 +13,8 @@ def control_character(text: str) -> str | None:
     """The first character of `text` that is a command to whatever shows it, spelled out; None where there is none."""
     found = _CONTROL.search(text)
     return None if found is None else f"U+{ord(found[0]):04X}"
+
+
+def shortened(text: str, most: int) -> str:
+    """`text`, or where it has more than `most` characters its beginning and three dots, `most` in all (at least 3)."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
