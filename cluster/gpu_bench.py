@@ -25,20 +25,19 @@ from rich.table import Table
 
 from cluster.gpu_watch import GpuWatch, actor_megabytes
 from experiments.console import new_console, say
+from experiments.sweeps.images import PUBLISHED
 from fedsir import coordinator
 from fedsir.clients.engine import set_gpu_numerics
 from fedsir.clients.pool import ActorPool
 from fedsir.condition import Condition, build_condition
 from fedsir.config.run import RunConfig
 from fedsir.data.dataset import Dataset, ImageSet
+from fedsir.data.kermany import CLASSES
 from fedsir.errors import BadInput, FedsirError
 from fedsir.events import Event, RoundFinished
 from fedsir.models.network import build_network
 
-KERMANY = ("CNV", "DME", "DRUSEN", "NORMAL")
-RELEASE = (108_309, 1_000)
-"""Training and held-out images of the release."""
-
+TRAIN_IMAGES, TEST_IMAGES = PUBLISHED["kermany"]
 IMAGES_PER_PATIENT = 20
 
 
@@ -109,13 +108,13 @@ def random_images(size: Size) -> Dataset:
     rng = np.random.default_rng(0)
 
     def split(images: int, first_patient: int) -> ImageSet:
-        labels = rng.integers(0, len(KERMANY), images, dtype=np.int64)
+        labels = rng.integers(0, len(CLASSES), images, dtype=np.int64)
         patients = first_patient + np.arange(images, dtype=np.int64) // IMAGES_PER_PATIENT
         pixels = rng.integers(0, 256, (images, size.pixels, size.pixels), dtype=np.uint8)
         return ImageSet(pixels, labels, patients, tuple(f"random-{i}" for i in range(images)))
 
     train = split(size.train_images, 0)
-    return Dataset("random", "phantom", KERMANY, train, split(size.test_images, size.train_images), "0" * 64)
+    return Dataset("random", "phantom", CLASSES, train, split(size.test_images, size.train_images), "0" * 64)
 
 
 def measure(size: Size, condition: Condition, fraction: float) -> Measured:
@@ -166,7 +165,7 @@ def _bare(size: Size, indices: list[Any], labels: list[Any], answer: Any) -> Non
     else:
         torch.set_num_threads(1)
     images = torch.from_numpy(random_images(size).train.images).to(device)
-    network = build_network(size.config().model, len(KERMANY)).to(device).to(memory_format=torch.channels_last)
+    network = build_network(size.config().model, len(CLASSES)).to(device).to(memory_format=torch.channels_last)
     first = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     total, rng = sum(len(i) for i in indices), np.random.default_rng(0)
     begin = 0.0
@@ -219,8 +218,8 @@ def main(
     device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
     fractions: Annotated[str, typer.Option(help="Shares of a GPU that a client gets.")] = "1,0.5,0.25,0.1",
     clients: Annotated[int, typer.Option(min=2)] = 30,
-    train_images: Annotated[int, typer.Option(min=100)] = RELEASE[0],
-    test_images: Annotated[int, typer.Option(min=1)] = RELEASE[1],
+    train_images: Annotated[int, typer.Option(min=100)] = TRAIN_IMAGES,
+    test_images: Annotated[int, typer.Option(min=1)] = TEST_IMAGES,
     pixels: Annotated[int, typer.Option(min=16)] = 128,
     backbone: Annotated[str, typer.Option(help="squeezenet1_1, shufflenet_v2_x1_0, regnet_y_400mf or tiny.")] = (
         "squeezenet1_1"

@@ -36,27 +36,27 @@ def stage(target: Path, extra: Mapping[str, Path], limit: int = MAX_BYTES) -> in
     Nothing else is sent: no images, stores, virtual environments or hidden files. Raises BadInput that names the
     largest files where it is more than `limit` bytes.
     """
-    sources = package_folders()
-    check_size(sizes(sources, extra), limit)
-    for name, folder in sources.items():
-        shutil.copytree(folder, target / name, ignore=_LEFT_OUT)
-    for relative, file in extra.items():
+    files = {**package_files(package_folders()), **extra}
+    sizes = {file: file.stat().st_size for file in files.values()}
+    check_size(sizes, limit)
+    for relative, file in files.items():
         place = target / relative
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, place)
-    return sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
+    return sum(sizes.values())
 
 
-def sizes(folders: Mapping[str, Path], extra: Mapping[str, Path]) -> dict[Path, int]:
-    """Bytes of every file that would be sent."""
-    found = {file: file.stat().st_size for file in extra.values()}
-    for folder in folders.values():
-        for parent, names, files in os.walk(folder):
+def package_files(folders: Mapping[str, Path]) -> dict[str, Path]:
+    """Every file of the packages in `folders` that is sent, by its path in the job's folder."""
+    found: dict[str, Path] = {}
+    for name, folder in folders.items():
+        # Linked folders count: what is in them is imported here and must be there.
+        for parent, names, files in os.walk(folder, followlinks=True):
             left_out = _LEFT_OUT(parent, [*names, *files])
             # In place: `os.walk` then stays out of them.
-            names[:] = [name for name in names if name not in left_out]
-            paths = [Path(parent, name) for name in files if name not in left_out]
-            found.update({path: path.stat().st_size for path in paths})
+            names[:] = [n for n in names if n not in left_out]
+            paths = [Path(parent, n) for n in files if n not in left_out]
+            found.update({Path(name, path.relative_to(folder)).as_posix(): path for path in paths})
     return found
 
 

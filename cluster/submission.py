@@ -13,8 +13,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from experiments.config import RunFile, presets
-from experiments.expansion import Plan, expand, parse_shard, require_complete
-from experiments.grid import GridFile, grids, load_grid
+from experiments.expansion import Plan, parse_shard, require_complete
+from experiments.grid import GridFile, grids
+from experiments.sweeps.commands import expanded, tracking_of
 from fedsir.config.data import CohortData, KermanyData, MedMnistData
 from fedsir.errors import BadInput
 from mlflow_tracking.config import shown_uri
@@ -66,22 +67,18 @@ def prepare(wish: Wish) -> Submission:
     Raises BadInput where grid, settings or paths cannot work on the cluster.
     """
     part = None if wish.shard is None else parse_shard(wish.shard)
-    grid = load_grid(wish.grid)
     overrides = (*_store_overrides(wish.store_on_head), *wish.overrides)
-    try:
-        plan = expand(grid, wish.only, overrides)
-    except BadInput as error:
-        raise BadInput(f"{wish.grid}: {error}") from error
+    plan = expanded(wish.grid, wish.only, overrides)
     require_complete(plan)
     if part is not None:
         plan = plan.shard(*part)
     if not plan.runs:
         raise BadInput(f"--shard {wish.shard}: the grid has fewer conditions and seeds than shards.\nAsk for fewer.")
+    tracking = tracking_of(plan)
     configs = [run.config for run in plan.runs]
     check_record(configs)
     check_paths(configs)
-    name, files = _grid_files(wish.grid, grid)
-    tracking = configs[0].tracking
+    name, files = _grid_files(wish.grid, plan.grid)
     return Submission(
         job_id=job_id(plan, wish.retry),
         entrypoint=_entrypoint(wish, name, overrides),

@@ -5,8 +5,7 @@ from __future__ import annotations
 import tempfile
 
 from experiments.config import RunFile
-from fedsir.clients.machine import machine_limits
-from fedsir.clients.machine import visible_gpus as visible_gpus  # others ask for it here
+from fedsir.clients.machine import machine_limits, visible_gpus
 from fedsir.config.training import ExecutionConfig, ModelConfig
 from fedsir.errors import BadInput
 

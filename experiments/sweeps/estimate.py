@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from experiments.checks import device_of, visible_gpus
+from experiments.checks import device_of
 from experiments.config import RunFile
 from experiments.expansion import PlannedRun
 from experiments.sweeps.calibration import Speed, Workload, workload
 from experiments.sweeps.images import ImageFacts, image_facts
+from fedsir.clients.machine import machine_limits, visible_gpus
 from fedsir.config.training import BackboneName
 from fedsir.federation.build import MAX_AUTO_POOL
+from fedsir.federation.participation import number_of_participants
 from fedsir.methods.cost import STEP_FORWARDS, Cost, Scale, training_alone
 from fedsir.methods.registry import find_method
 from fedsir.methods.spectral_settings import LogitAdjustment, SpectralConfig
@@ -193,7 +194,7 @@ def slots(config: RunFile) -> int:
         return 1
     if device_of(execution) == "cuda":
         return visible_gpus()
-    cores = max(1, (os.cpu_count() or 1) // execution.threads)
+    cores = max(1, machine_limits().usable_cpus // execution.threads)
     return min(cores, execution.actors) if isinstance(execution.actors, int) else cores
 
 
@@ -207,7 +208,7 @@ def stage_one_key(config: RunFile) -> tuple[str, ...] | None:
     sections = (config.data, config.federation, config.model, config.execution)
     return (
         *(section.model_dump_json() for section in sections),
-        config.training.model_dump_json(exclude={"rounds"}),
+        config.training.model_dump_json(exclude={"rounds", "participation"}),
         str(config.seed),
         method.stage_one.model_dump_json(),
         method.identification.model_dump_json(include=SIMILARITY_SETTINGS),
@@ -250,4 +251,5 @@ def _work(config: RunFile, facts: ImageFacts, stage_one_done: bool) -> Work | No
         shared = stage_one_cost(config.method.stage_one, scale)
         trained, forwarded = trained - shared.trained, forwarded - shared.forwarded
     evaluated = (facts.test or 0) * training.rounds * cost.models
-    return Work(trained * dealt, forwarded * dealt + evaluated, float(federation.clients * training.rounds))
+    participants = number_of_participants(federation.clients, training.participation)
+    return Work(trained * dealt, forwarded * dealt + evaluated, float(participants * training.rounds))

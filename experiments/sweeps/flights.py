@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from math import ceil
@@ -10,10 +9,12 @@ from pathlib import Path
 
 from experiments.config import RunFile
 from experiments.sweeps.estimate import flight_bytes
+from fedsir.clients.machine import machine_limits
 
 SPARE_BYTES = 500_000_000
 """Memory that a further run must leave free beside what it needs itself."""
 
+MEMORY = Path("/proc/meminfo")
 PAUSE_S = 1.0
 """How often memory is looked at again."""
 
@@ -35,12 +36,16 @@ def wait_for_memory(config: RunFile, stopping: threading.Event, running: Callabl
 
 
 def available_bytes() -> int:
-    """Memory that the system could give to a process now; what Ray's object store holds is not part of it."""
+    """Memory that this process could be given now, at most; what Ray's object store holds is not part of it.
+
+    What others below the same cgroup or SLURM limit have taken of it already is not known, and not taken off.
+    """
+    limit = machine_limits().usable_memory
     try:
-        with Path("/proc/meminfo").open(encoding="ascii") as lines:
+        with MEMORY.open(encoding="ascii") as lines:
             for line in lines:
                 if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
+                    return min(limit, int(line.split()[1]) * 1024)
     except OSError:
         pass
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return limit

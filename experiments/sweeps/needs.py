@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,14 +9,12 @@ from pathlib import Path
 from experiments.checks import device_of
 from experiments.sweeps.estimate import RUN_SECONDS, TASK_SECONDS, WORKER_BYTES, Estimate, slots
 from experiments.sweeps.words import duration, many, size
+from fedsir.clients.machine import STORE_SHARE, machine_limits
 from fedsir.config.data import FileSource
 from mlflow_tracking.config import TrackingConfig, shown_uri, sqlite_path
 
 COSTLIEST = 3
 """Kinds of runs that are named as the costliest."""
-
-OBJECT_STORE_SHARE = 0.3
-"""Share of the memory that Ray gives to its object store."""
 
 
 def shared_line(estimate: Estimate) -> str:
@@ -109,15 +106,15 @@ def memory_line(estimate: Estimate) -> tuple[str, str | None]:
     workers = max(slots(config) for config in estimate.placements)
     images = max(e.image_bytes for e in estimate.runs)
     flight = max(e.flight_bytes for e in estimate.runs)
-    have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    have = machine_limits().usable_memory
     needed = images + workers * WORKER_BYTES + flight
     text = (
         f"memory: about {size(needed)} of {size(have)}: {size(images)} of images, once for all, "
         f"{many(workers, 'worker')} of {size(WORKER_BYTES)} and up to {size(flight)} for each run in flight"
     )
     if needed > have:
-        return text, f"about {size(needed)} of memory are needed, but this machine has {size(have)}"
-    store = OBJECT_STORE_SHARE * have
+        return text, f"about {size(needed)} of memory are needed, but only {size(have)} may be used on this machine"
+    store = STORE_SHARE * have
     if images > store:
         return text, f"the images take {size(images)}, more than Ray's object store usually holds ({size(store)})"
     return text, None

@@ -129,6 +129,18 @@ def test_loopback_tracking_server_is_pointed_out() -> None:
     assert prepare(_wish()).notes == ()
 
 
+def test_grid_with_several_records_is_refused_as_the_sweep_would(tmp_path: Path) -> None:
+    places = (
+        "axes:\n  place:\n"
+        "    - {{label: one, set: [tracking.experiment=one, federation.noise.ratio=0.3]}}\n"
+        "    - {{label: two, set: [tracking.experiment=two, federation.noise.ratio=0.6]}}\n"
+    )
+    grid = str(_grid(tmp_path, text=GRID + places))
+    with pytest.raises(BadInput, match="recorded in several places"):
+        prepare(_wish(grid=grid))
+    assert prepare(_wish(grid=grid, only=("place=one",))).record.endswith("experiment one")
+
+
 def test_grid_file_travels_with_its_bases_and_works_from_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "bases").mkdir()
     demo = resources.files("experiments") / "presets" / "demo.yaml"
@@ -175,6 +187,23 @@ def test_data_in_a_package_is_found_before_it_is_sent(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"3\.0 MB .*images\.npy"):
         stage(target, {"grid/images.npy": big}, limit=4_000_000)
     assert list(target.iterdir()) == []
+
+
+def test_what_is_weighed_is_what_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere, package, target = tmp_path / "elsewhere", tmp_path / "fedsir", tmp_path / "target"
+    for folder in (elsewhere, package / "data", package / "__pycache__", package / ".cache", target):
+        folder.mkdir(parents=True)
+    for file in ("data/one.py", "__pycache__/one.pyc", ".cache/images.npy", "data/.hidden"):
+        (package / file).write_bytes(b"x" * 10)
+    (elsewhere / "images.npy").write_bytes(b"x" * 5000)
+    (package / "linked").symlink_to(elsewhere)
+    monkeypatch.setattr("cluster.package.package_folders", lambda: {"fedsir": package})
+    with pytest.raises(BadInput, match=r"linked/images\.npy"):
+        stage(target, {}, limit=4000)
+    assert list(target.iterdir()) == []
+    assert stage(target, {}) == 5010
+    sent = {path.relative_to(target).as_posix() for path in target.rglob("*") if path.is_file()}
+    assert sent == {"fedsir/data/one.py", "fedsir/linked/images.npy"}
 
 
 def test_largest_files_are_named_first() -> None:

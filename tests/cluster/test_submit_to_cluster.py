@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shutil
 import signal
@@ -17,13 +19,20 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.error import HTTPError
 
 import pytest
 
+from mlflow_tracking.config import TrackingConfig
+from mlflow_tracking.store import prepare_store
+
+# Without ray[default] there is no dashboard and no Jobs API.
+pytest.importorskip("aiohttp_cors")
 pytestmark = pytest.mark.slow
 
-START_S = 180.0
+START_S, LIMIT_S = 300.0, 1800.0
+COMMAND = [sys.executable, "-c", "from experiments.cli import main; main()"]
 SMALL = (
     *("data.train_images=400", "data.test_images=80", "data.image_size=32", "federation.clients=6"),
     *("training.local_epochs=1", "evaluation.bootstrap_samples=20", "tracking.figures=false"),
@@ -32,20 +41,21 @@ SMALL = (
 
 @dataclass(frozen=True)
 class Cluster:
-    """address: of the dashboard. environment: of whoever may talk to it."""
+    """address: of the dashboard. environment: of whoever may talk to it. nodes: the process that started each."""
 
     address: str
     environment: dict[str, str]
     runs: Path
+    nodes: list[subprocess.Popen[bytes]]
 
     def fedsir(self, *argv: str, **environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-c", "from experiments.cli import main; main()", *argv, "--address", self.address],
+            [*COMMAND, *argv, "--address", self.address],
             env={**self.environment, **environment},
             cwd=self.runs,
             capture_output=True,
             text=True,
-            timeout=600,
+            timeout=LIMIT_S,
             check=False,
         )
 
@@ -69,6 +79,22 @@ class Cluster:
         finally:
             connection.close()
 
+    def lose_a_node(self) -> None:
+        """End everything on the last node at once, as when its machine goes down."""
+        session = self.nodes[-1].pid
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):  # it has just ended
+                # After the name, which may hold anything: state, parent, group, session.
+                if int((folder / "stat").read_text().rpartition(")")[2].split()[3]) == session:
+                    os.kill(int(folder.name), signal.SIGKILL)
+
+    def await_a_round(self, store: Path, job: str) -> None:
+        """Wait until a round of a run is done."""
+        until = time.monotonic() + START_S
+        while not list((store / "checkpoints").glob("*.safetensors")):
+            assert time.monotonic() < until, self.fedsir("jobs", "logs", job, "--no-wait").stdout
+            time.sleep(0.2)
+
 
 def _free_ports(number: int) -> list[int]:
     sockets = [socket.socket() for _ in range(number)]
@@ -90,20 +116,72 @@ def _answers(address: str) -> bool:
     return True
 
 
+def _environment(folder: Path) -> dict[str, str]:
+    """This process's without a cluster, and with an image cache in `folder`."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    return {**kept, "RAY_USAGE_STATS_ENABLED": "0", "FEDSIR_CACHE": str(folder / "cache")}
+
+
+def _record(folder: Path) -> dict[str, dict[str, Any]]:
+    """The quickstart's runs as recorded in `folder`, by identity: figures without times, hashes of all files."""
+    store = prepare_store(TrackingConfig(uri=f"sqlite:///{folder}/mlflow.db", experiment="quickstart"))
+    found: dict[str, dict[str, Any]] = {}
+    for run in store.runs():
+        identity = run.data.tags.get("fedsir.run_id")
+        if identity is None:  # the sweep's own
+            continue
+        assert run.info.status == "FINISHED"
+        assert "fedsir.resumed" not in run.data.tags
+        assert identity not in found
+        artifacts = Path(store.client.download_artifacts(run.info.run_id, ""))
+        files = {p.relative_to(artifacts).as_posix(): p.read_bytes() for p in artifacts.rglob("*") if p.is_file()}
+        # Names the store and the cluster.
+        del files["config.yaml"]
+        summary = json.loads(files.pop("summary.json"))
+        del summary["seconds"]
+        summary["final"] = {key: value for key, value in summary["final"].items() if not key.startswith("seconds/")}
+        figures = {
+            key: [(point.step, point.value) for point in store.client.get_metric_history(run.info.run_id, key)]
+            for key in run.data.metrics
+            if not key.startswith("seconds/")
+        }
+        hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+        found[identity] = {"summary": summary, "figures": figures, "files": hashes}
+    return found
+
+
+@pytest.fixture(scope="module")
+def one_machine(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """The record of the whole quickstart as a laptop makes it."""
+    folder = tmp_path_factory.mktemp("alone")
+    where = ("--set", f"tracking.uri=sqlite:///{folder}/mlflow.db", "--set", f"work_dir={folder}")
+    ended = subprocess.run(
+        [*COMMAND, "sweep", "run", "quickstart", "--quiet", *where],
+        env=_environment(folder),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    found = _record(folder)
+    assert len(found) == 5
+    for run in found.values():
+        assert [step for step, _ in run["figures"]["test/accuracy"]] == list(range(1, 9))
+    return found
+
+
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    # Without ray[default] there is no dashboard and no Jobs API.
-    pytest.importorskip("aiohttp_cors")
     runs = tmp_path_factory.mktemp("cluster")
     (runs / "token").write_text(uuid.uuid4().hex * 2)
     # Ray's sockets lie below it, and their paths must be short.
     scratch = Path(tempfile.mkdtemp(prefix="fr"))
     environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
+        **_environment(runs),
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(runs / "token"),
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "FEDSIR_CACHE": str(runs / "cache"),
     }
     gcs, dashboard, *agents = _free_ports(5)
     address = f"http://127.0.0.1:{dashboard}"
@@ -139,7 +217,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
                 if processes[-1].poll() is not None:
                     start(number, f"--address={head}")
                 time.sleep(0.5)
-        yield Cluster(address, environment, runs)
+        yield Cluster(address, environment, runs, processes)
     finally:
         for number in (signal.SIGTERM, signal.SIGKILL):
             for process in processes:
@@ -168,11 +246,7 @@ def test_stopped_grid_is_recorded_as_killed_and_continues(cluster: Cluster) -> N
     started = cluster.submit(150, *more, "--no-wait")
     assert started.returncode == 0, started.stderr
     job = started.stdout.split(":")[0].removeprefix("job ")
-    checkpoints = cluster.runs / "store" / "checkpoints"
-    until = time.monotonic() + START_S
-    while not list(checkpoints.glob("*.safetensors")):
-        assert time.monotonic() < until, cluster.fedsir("jobs", "logs", job, "--no-wait").stdout
-        time.sleep(0.2)
+    cluster.await_a_round(cluster.runs / "store", job)
     stopped = cluster.fedsir("jobs", "stop", job)
     assert "STOPPED" in stopped.stdout, stopped.stderr
     killed = cluster.states("stopped")
@@ -201,3 +275,23 @@ def test_token_is_in_no_log(cluster: Cluster) -> None:
     assert jobs
     for job in jobs:
         assert token not in cluster.fedsir("jobs", "logs", job, "--no-wait").stdout
+
+
+def test_whole_quickstart_that_loses_a_node_has_the_record_of_one_machine(
+    one_machine: dict[str, dict[str, Any]], cluster: Cluster
+) -> None:
+    """The last test here: the cluster has two nodes afterwards."""
+    store = cluster.runs / "whole"
+    where = ("--store-on-head", str(store), "--python", sys.executable)
+    started = cluster.fedsir("submit", "quickstart", *where, "--no-wait")
+    assert started.returncode == 0, started.stderr
+    job = started.stdout.split(":")[0].removeprefix("job ")
+    cluster.await_a_round(store, job)
+    cluster.lose_a_node()
+    ended = cluster.fedsir("jobs", "logs", job)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "on 2 workers" in ended.stdout
+    found = _record(store)
+    assert set(found) == set(one_machine)
+    for identity, run in found.items():
+        assert run == one_machine[identity]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from experiments.expansion import PlannedRun
 from experiments.sweeps import flights
 from experiments.sweeps.flights import available_bytes, flight_limit, wait_for_memory
 from experiments.sweeps.queue import queued
+from fedsir.clients.machine import Limits
 from mlflow_tracking.states import RecordedState
 
 
@@ -55,6 +57,26 @@ def test_waiting_ends_with_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_system_says_how_much_there_is() -> None:
     assert 10**6 < available_bytes() < 2**50
+
+
+@pytest.mark.parametrize(
+    ("limit", "told", "expected"),
+    [
+        (2**40, "MemTotal: 9000 kB\nMemAvailable:    7000 kB\n", 7_168_000),
+        # The machine has more than SLURM or a container lets us have.
+        (5_000_000, "MemAvailable:    7000 kB\n", 5_000_000),
+        (5_000_000, "MemTotal: 9000 kB\n", 5_000_000),
+        (5_000_000, None, 5_000_000),
+    ],
+)
+def test_memory_is_what_is_free_up_to_the_limit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, limit: int, told: str | None, expected: int
+) -> None:
+    monkeypatch.setattr(flights, "MEMORY", tmp_path / "meminfo")
+    monkeypatch.setattr(flights, "machine_limits", lambda: Limits({"cores": 1}, {"memory": 2**50, "cgroup": limit}))
+    if told is not None:
+        (tmp_path / "meminfo").write_text(told, encoding="ascii")
+    assert available_bytes() == expected
 
 
 def planned(name: str, *overrides: str, group: int = 0) -> PlannedRun:

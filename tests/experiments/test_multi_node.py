@@ -40,17 +40,47 @@ seeds: [0]
 """
 RUNS = 4
 STORE = 80 * 2**20
+# Read by every Python of the nodes: kills workers of Ray where they begin to import what actors need, as long as a file
+# says so. `once`: the first that comes.
+CRASH = """
+import os, signal, sys
+
+
+class Crash:
+    def find_spec(self, name, path=None, target=None):
+        if name != "fedsir.clients.actors" or not sys.argv[0].endswith("default_worker.py"):
+            return
+        try:
+            with open({file!r}) as file:
+                if file.read() == "once":
+                    os.unlink({file!r})
+        except FileNotFoundError:
+            return
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+sys.meta_path.insert(0, Crash())
+"""
 
 
 class Clustered:
-    """Three nodes of one CPU each, the first of them the head, and grids that are run on them or in this process."""
+    """Three nodes of one CPU each, the first of them the head, and grids that are run on them or in this process.
+
+    crash: file that says which actors die while they start, see `CRASH`.
+    """
 
     def __init__(self, folder: Path, cache: Path, command: list[str]) -> None:
         from ray.cluster_utils import Cluster
 
         self.folder, self._cache, self._command = folder, cache, command
-        self.cluster: Any = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": STORE})
-        self.nodes = [self.cluster.add_node(num_cpus=1, object_store_memory=STORE) for _ in range(2)]
+        self.crash = folder / "site" / "crash"
+        (folder / "site").mkdir()
+        (folder / "site" / "sitecustomize.py").write_text(CRASH.format(file=str(self.crash)), encoding="utf-8")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PYTHONPATH", str(folder / "site"), prepend=os.pathsep)
+            head = {"num_cpus": 1, "object_store_memory": STORE}
+            self.cluster: Any = Cluster(initialize_head=True, head_node_args=head)
+            self.nodes = [self.cluster.add_node(num_cpus=1, object_store_memory=STORE) for _ in range(2)]
 
     def start(self, name: str, rounds: int, *settings: str) -> subprocess.Popen[str]:
         """`fedsir sweep run` of the grid, recorded in the experiment `name`."""
@@ -125,6 +155,28 @@ def test_the_record_of_three_nodes_is_that_of_one_machine(
 ) -> None:
     ended_well(clustered.on_nodes("three", 2))
     assert clustered.hashes("three") == one_machine(2)
+
+
+def test_an_actor_that_dies_while_it_starts_is_started_once_more(
+    clustered: Clustered, one_machine: Callable[[int], dict[str, str]]
+) -> None:
+    clustered.crash.write_text("once")
+    assert "on 3 workers" in ended_well(clustered.on_nodes("crash", 2))
+    assert not clustered.crash.exists()
+    assert clustered.hashes("crash") == one_machine(2)
+
+
+def test_actors_that_never_start_are_told_before_a_run_is_recorded(clustered: Clustered) -> None:
+    clustered.crash.write_text("always")
+    try:
+        process = clustered.on_nodes("crashes", 2)
+        _, err = process.communicate(timeout=400)
+    finally:
+        clustered.crash.unlink()
+    assert process.returncode == 2
+    assert "client actors cannot start" in err
+    assert "Traceback" not in err
+    assert clustered.hashes("crashes") == {}
 
 
 def test_a_node_that_is_lost_in_mid_run_costs_the_tasks_on_it(

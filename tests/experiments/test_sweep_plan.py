@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from experiments.sweeps.images import image_facts
 from experiments.sweeps.needs import disk_line, memory_line, shared_line, time_lines
 from experiments.sweeps.tables import plan_table, runs_per_value
 from experiments.sweeps.words import duration, many, size
+from fedsir.clients.machine import Limits
 from fedsir.config.training import ModelConfig
 from fedsir.methods import fedavg
 from fedsir.methods.cost import Cost, Scale
@@ -42,6 +43,13 @@ axes:
 methods: [fedavg, rhfl, oct_fedsir, oct_fedsir/no_kd, oct_fedsir/no_la, fedsir, spectral_pruning, all_clean]
 seeds: [0, 1]
 """
+
+
+def machine(monkeypatch: pytest.MonkeyPatch, cpus: Mapping[str, int], memory: Mapping[str, int] | None = None) -> None:
+    """Play a machine with these limits, the smallest of which hold."""
+    limits = Limits(cpus, memory or {"memory": 2**40})
+    for module in ("estimate", "needs"):
+        monkeypatch.setattr(f"experiments.sweeps.{module}.machine_limits", lambda: limits)
 
 
 @pytest.fixture
@@ -265,7 +273,9 @@ def test_images_of_a_manifest_are_counted(
 
 def test_images_of_an_archive_are_counted(planned: Callable[..., Plan], tmp_path: Path) -> None:
     archive = tmp_path / "octmnist.npz"
-    np.savez(archive, **{f"{part}_labels": np.zeros((n, 1)) for part, n in (("train", 5), ("val", 3), ("test", 2))})
+    parts = (("train", 5), ("val", 3), ("test", 2))
+    labels = {f"{part}_labels": np.zeros((n, 1), np.uint8) for part, n in parts}
+    np.savez(archive, **labels, **{f"{part}_images": np.zeros((n, 8, 8), np.uint8) for part, n in parts})
     plan = planned(
         text=GRID.replace(
             "data.train_images=400, data.test_images=50, ", f"'data={{source: medmnist, path: {archive}}}', "
@@ -327,7 +337,7 @@ def test_batches_are_no_larger_than_clients(planned: Callable[..., Plan]) -> Non
 
 
 def test_time_and_the_costliest(planned: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    machine(monkeypatch, {"cores": 64, "SLURM_CPUS_PER_TASK": 8})
     plan = planned("execution.threads=2", only=("noise=mild", "alpha=2"))
     estimate = Estimate(plan.runs)
     seconds = {run.identity: 7200.0 if run.cells[0].method == "rhfl" else 3600.0 for run in plan.runs}
@@ -339,7 +349,7 @@ def test_time_and_the_costliest(planned: Callable[..., Plan], monkeypatch: pytes
 
 
 def test_workers_of_this_machine(planned: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    machine(monkeypatch, {"cores": 64, "SLURM_CPUS_PER_TASK": 8})
     for settings, expected in (
         ((), 8),
         (("execution.threads=3",), 2),
@@ -387,18 +397,17 @@ def test_too_little_disk_and_memory_are_warned_of(
     assert "1.0 MB free" in line
     assert warning is not None
     assert "has 1.0 MB left" in warning
-    monkeypatch.setattr("os.sysconf", lambda name: 4096 if name == "SC_PAGE_SIZE" else 10_000)
+    machine(monkeypatch, {"cores": 2}, {"memory": 2**40, "cgroup limit": 40_960_000})
     line, warning = memory_line(estimate)
     assert "of 41 MB" in line
     assert warning is not None
-    assert "this machine has 41 MB" in warning
+    assert "only 41 MB may be used" in warning
 
 
 def test_images_beyond_the_object_store_are_warned_of(
     planned: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 1)
-    monkeypatch.setattr("os.sysconf", lambda name: 4096 if name == "SC_PAGE_SIZE" else 500_000)
+    machine(monkeypatch, {"cores": 1}, {"memory": 2_048_000_000})
     estimate = Estimate(planned("data.train_images=190000").runs)
     _, warning = memory_line(estimate)
     assert warning is not None
