@@ -28,6 +28,7 @@ class Stream(IntEnum):
     PUBLIC_POOL = 12
     METHOD = 13
     AUDIT = 14
+    PARTICIPATION = 15
 
 
 def sequence(seed: int, stream: Stream, *address: int) -> np.random.SeedSequence:

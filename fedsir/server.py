@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -13,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsir.clients.executor import Executor, Outcome, WorkItem
-from fedsir.clients.runtime import RuntimeSetup
+from fedsir.clients.parts import in_parts, run_in_parts
+from fedsir.clients.runtime import RuntimeSetup, Work
 from fedsir.clients.tasks import ClientResult, ClientTask, PredictTest, PredictTestPrivately, nbytes
 from fedsir.clients.training import FORWARD_BATCH, LocalUpdate, WithTraining, slices_of
 from fedsir.condition import Condition
@@ -82,6 +84,23 @@ class Memory:
         self._results[key] = (result, costs)
 
 
+@dataclass(frozen=True)
+class _Trained:
+    """What is reported of a client's training."""
+
+    client: int
+    samples: int
+    loss: float
+    skipped: int
+
+
+def _trained(client: int, update: object) -> list[_Trained]:
+    training = update.training if isinstance(update, WithTraining) else update
+    if not isinstance(training, LocalUpdate):
+        return []
+    return [_Trained(client, training.samples, training.loss, training.skipped)]
+
+
 class RunServer:
     """`fedsir.methods.base.Server` on top of an executor; counts what the work costs."""
 
@@ -104,17 +123,52 @@ class RunServer:
     def run_clients(
         self, tasks: Mapping[int, ClientTask[U]], round_: int, broadcast: Mapping[str, Any]
     ) -> dict[int, ClientResult[U]]:
-        order = sorted(tasks)
-        items = [WorkItem(k, round_, tasks[k], int(self._sizes[k])) for k in order]
-        outcomes = self.dispatch(items, broadcast)
-        results: dict[int, ClientResult[U]] = {k: o.result for k, o in zip(order, outcomes, strict=True)}
-        self.costs.bytes_down += nbytes(broadcast) * len(order)
-        self.costs.bytes_up += sum(nbytes(r.update) for r in results.values())
-        for client, outcome in zip(order, outcomes, strict=True):
-            self.costs.client_epochs += outcome.work.trained / int(self._sizes[client])
-            self.costs.forward_units += outcome.work.forwarded / int(self._sizes[client])
-        self._collect_losses(results)
-        return results
+        items = self._items(tasks, round_)
+        return self._take(items, [items], broadcast, lambda _, result: result)
+
+    def fold_clients(
+        self,
+        tasks: Mapping[int, ClientTask[U]],
+        round_: int,
+        broadcast: Mapping[str, Any],
+        take: Callable[[int, ClientResult[U]], V],
+    ) -> dict[int, V]:
+        items = self._items(tasks, round_)
+        parts = in_parts(items, self.initial_weights.nbytes, self._executor.slots)
+        # An array from an actor is a view of the message it came in, which would stay as long as one of them.
+        return self._take(items, parts, broadcast, lambda client, result: deepcopy(take(client, result)))
+
+    def _items(self, tasks: Mapping[int, ClientTask[Any]], round_: int) -> list[WorkItem]:
+        return [WorkItem(k, round_, tasks[k], int(self._sizes[k])) for k in sorted(tasks)]
+
+    def _take(
+        self,
+        items: Sequence[WorkItem],
+        parts: Sequence[Sequence[WorkItem]],
+        broadcast: Mapping[str, Any],
+        take: Callable[[int, ClientResult[Any]], V],
+    ) -> dict[int, V]:
+        """Run `items` in `parts` and keep what `take` makes of each result."""
+        taken: dict[int, V] = {}
+        trained: list[_Trained] = []
+        total, taking, begin = Work(), 0.0, time.perf_counter()
+        for outcomes in run_in_parts(self._executor, parts, broadcast):
+            started = time.perf_counter()
+            for outcome in outcomes:
+                client, result, work = items[len(taken)].client, outcome.result, outcome.work
+                total.add(work)
+                self.costs.bytes_up += nbytes(result.update)
+                self.costs.client_epochs += work.trained / int(self._sizes[client])
+                self.costs.forward_units += work.forwarded / int(self._sizes[client])
+                trained += _trained(client, result.update)
+                taken[client] = take(client, result)
+            taking += time.perf_counter() - started
+            # Let go of before the next part is waited for.
+            del outcomes
+        self.costs.bytes_down += nbytes(broadcast) * len(items)
+        self._book(total, time.perf_counter() - begin - taking)
+        self._collect_losses(trained)
+        return taken
 
     def spread(self, tasks: Sequence[ClientTask[U]], round_: int, broadcast: Mapping[str, Any]) -> list[U]:
         items = [WorkItem(i, round_, task, 1) for i, task in enumerate(tasks)]
@@ -139,33 +193,32 @@ class RunServer:
         return result
 
     def dispatch(self, items: Sequence[WorkItem], broadcast: Mapping[str, Any]) -> list[Outcome]:
-        """Run items and book their time: wall time splits into data, compute and the rest (ship).
+        """Run items and book their time."""
+        begin, total = time.perf_counter(), Work()
+        outcomes = self._executor.run(items, broadcast)
+        for outcome in outcomes:
+            total.add(outcome.work)
+        self._book(total, time.perf_counter() - begin)
+        return outcomes
+
+    def _book(self, work: Work, wall: float) -> None:
+        """Split the seconds that were waited for workers into data, compute and the rest (ship).
 
         `data` and `compute` are worker seconds divided by the number of workers, `ship` is what remains of the
         wall time: transfer, scheduling and idle workers.
         """
-        begin = time.perf_counter()
-        outcomes = self._executor.run(items, broadcast)
-        wall = time.perf_counter() - begin
-        data = sum(o.work.data for o in outcomes) / self._executor.slots
-        compute = sum(o.work.compute for o in outcomes) / self._executor.slots
+        data, compute = work.data / self._executor.slots, work.compute / self._executor.slots
         self.costs.seconds["data"] += data
         self.costs.seconds["compute"] += compute
         self.costs.seconds["ship"] += max(0.0, wall - data - compute)
-        return outcomes
 
-    def _collect_losses(self, results: Mapping[int, ClientResult[Any]]) -> None:
-        updates = {k: r.update.training if isinstance(r.update, WithTraining) else r.update for k, r in results.items()}
-        trained = []
-        for client, update in updates.items():
-            if not isinstance(update, LocalUpdate):
-                continue
+    def _collect_losses(self, trained: Sequence[_Trained]) -> None:
+        for update in trained:
             if update.skipped:
-                self.note(f"client {client} skipped {update.skipped} steps with a non-finite loss")
-            if update.samples > 0:
-                trained.append(update)
-        if trained:
-            self.costs.loss = float(np.average([u.loss for u in trained], weights=[u.samples for u in trained]))
+                self.note(f"client {update.client} skipped {update.skipped} steps with a non-finite loss")
+        finished = [update for update in trained if update.samples > 0]
+        if finished:
+            self.costs.loss = float(np.average([u.loss for u in finished], weights=[u.samples for u in finished]))
 
 
 def runtime_setup(config: RunConfig, condition: Condition, device: str) -> RuntimeSetup:

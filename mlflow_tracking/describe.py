@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from fedsir.config.data import CohortData, KermanyData, MedMnistData, PhantomData
 from fedsir.events import DatasetFacts, RunStarted
+from fedsir.text import shortened
 
 if TYPE_CHECKING:
     from mlflow.entities import DatasetInput
@@ -127,6 +128,7 @@ def parameters(event: RunStarted) -> dict[str, str]:
         "rounds": training.rounds,
         "local_epochs": training.local_epochs,
         "batch_size": training.batch_size,
+        "participation": f"{training.participation:g}",
         "lr": f"{training.optimizer.lr:g}",
         "weight_decay": f"{training.optimizer.weight_decay:g}",
         "method": config.method.label,
@@ -138,11 +140,7 @@ def parameters(event: RunStarted) -> dict[str, str]:
         "compile": config.execution.compile,
         "threads": config.execution.threads,
     }
-    return {key: _short(str(value)) or NONE for key, value in values.items()}
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= MAX_VALUE else text[: MAX_VALUE - 3] + "..."
+    return {key: shortened(str(value), MAX_VALUE) or NONE for key, value in values.items()}
 
 
 def _source(config: RunConfig) -> dict[str, object]:

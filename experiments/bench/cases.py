@@ -17,6 +17,7 @@ def settings(
     method: Any = "fedavg",
     test_images: int | None = None,
     actors: int | str = "auto",
+    participation: float = 1.0,
 ) -> dict[str, Any]:
     """A phantom federation of `images` images, dealt nearly evenly, batches of 16, one local epoch a round.
 
@@ -40,7 +41,7 @@ def settings(
         },
         # Not trained ones, which would have to be downloaded.
         "model": {"backbone": backbone, "weights": "random"},
-        "training": {"rounds": rounds, "batch_size": 16},
+        "training": {"rounds": rounds, "batch_size": 16, "participation": participation},
         "method": method,
         "execution": {"device": "cpu", "actors": actors},
     }

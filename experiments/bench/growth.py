@@ -1,4 +1,5 @@
-"""How a round's time grows: with clients at constant images, with images, and from method to method."""
+"""How a round's time grows: with clients at constant images, with the share of them that takes part, with images, and
+from method to method."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ from fedsir.methods.registry import method_names
 
 CLIENTS = (10, 30, 100, 300, 1000)
 IMAGES = (1_000, 3_000, 10_000, 30_000, 100_000)
+PARTICIPATIONS = (0.01, 0.1, 1.0)
 AT_IMAGES, AT_CLIENTS = 10_000, 30
 """Images while clients grow, clients while images grow."""
 
@@ -50,7 +52,7 @@ class Growth:
 
 
 def growth(quick: bool, say: Say) -> list[Growth]:
-    """Measure along all three axes, with the backbone `tiny`. Raises BadInput where there is no /proc."""
+    """Measure along all axes, with the backbone `tiny`. Raises BadInput where there is no /proc."""
     require_proc()
     found = []
     with federated() as warm:
@@ -66,6 +68,9 @@ def cases(warm: Federated, quick: bool) -> Iterator[tuple[str, str, RunFile, boo
     base = 120 if quick else AT_IMAGES
     for clients in (4, 12) if quick else CLIENTS:
         yield "clients", str(clients), warm.config(_sized(warm.folder, clients, base, rounds)), True
+    for share in (0.5, 1.0) if quick else PARTICIPATIONS:
+        values = _sized(warm.folder, 12 if quick else CLIENTS[-1], base, rounds, share)
+        yield "participation", f"{share:g}", warm.config(values), False
     for images in (60, 120) if quick else IMAGES:
         clients = 4 if quick else AT_CLIENTS
         yield "images", str(images), warm.config(_sized(warm.folder, clients, images, rounds)), True
@@ -103,8 +108,8 @@ def measure(warm: Federated, config: RunFile, axis: str, value: str, with_floor:
     )
 
 
-def _sized(folder: Path, clients: int, images: int, rounds: int) -> Mapping[str, Any]:
-    values = settings("tiny", PIXELS, clients, images, rounds)
+def _sized(folder: Path, clients: int, images: int, rounds: int, participation: float = 1.0) -> Mapping[str, Any]:
+    values = settings("tiny", PIXELS, clients, images, rounds, participation=participation)
     archive = folder / f"images-{images}.npz"
     if not archive.exists():
         _write_noise(archive, images)

@@ -1,11 +1,15 @@
-"""Memory of a FedAvg run: the program, each actor, Ray, and all of it; at few and at many clients."""
+"""Memory of a run: the program, each actor, Ray, and all of it; at few and at many clients.
+
+FedAvg keeps no model of a client; FedNoRo stands for the methods whose distances need all of them.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from experiments.bench.cases import settings
@@ -13,6 +17,7 @@ from experiments.bench.federated import federated
 from experiments.bench.processes import Peaks, require_proc, watching_memory
 from experiments.bench.ratio import Say
 
+METHODS = ("fedavg", "fednoro")
 CLIENTS = (10, 1000)
 IMAGES, PIXELS = 10_000, 32
 PROGRAM, RAY = "program", "Ray"
@@ -22,6 +27,7 @@ PROGRAM, RAY = "program", "Ray"
 class Memory:
     """Peaks in MB during a run; shared pages count once. parts: the program, every actor, and Ray's own processes."""
 
+    method: str
     clients: int
     images: int
     total: float
@@ -29,26 +35,36 @@ class Memory:
 
     def as_json(self) -> dict[str, object]:
         """All figures."""
-        return {"clients": self.clients, "images": self.images, "total_mb": self.total, "parts_mb": dict(self.parts)}
+        return {
+            "method": self.method,
+            "clients": self.clients,
+            "images": self.images,
+            "total_mb": self.total,
+            "parts_mb": dict(self.parts),
+        }
 
 
 def memory(quick: bool, say: Say) -> list[Memory]:
-    """Measure each number of clients in a program of its own: none gives all of its memory back."""
+    """Measure each case in a program of its own: none gives all of its memory back."""
     require_proc()
     found = []
-    for clients in (4, 12) if quick else CLIENTS:
+    for method, clients in product(METHODS[:1] if quick else METHODS, (4, 12) if quick else CLIENTS):
         images = 120 if quick else IMAGES
-        values = settings("tiny", PIXELS, clients, images, rounds=1 if quick else 3, actors=2)
+        # The first of three rounds is the warm-up of FedNoRo.
+        values = settings("tiny", PIXELS, clients, images, rounds=1 if quick else 3, method=method, actors=2)
         peaks = _in_a_program(values)
-        found.append(Memory(clients, images, peaks.total, peaks.groups))
-        say(f"{clients} clients: {peaks.total:.0f} MB at most")
+        found.append(Memory(method, clients, images, peaks.total, peaks.groups))
+        say(f"{method}, {clients} clients: {peaks.total:.0f} MB at most")
     return found
 
 
-def growth_of_memory(found: list[Memory]) -> float:
-    """Peak at the most clients over that at the fewest."""
-    by_clients = sorted(found, key=lambda m: m.clients)
-    return by_clients[-1].total / by_clients[0].total
+def growth_of_memory(found: Sequence[Memory]) -> dict[str, float]:
+    """By method: peak at the most clients over that at the fewest."""
+    growth = {}
+    for method in dict.fromkeys(m.method for m in found):
+        by_clients = sorted((m for m in found if m.method == method), key=lambda m: m.clients)
+        growth[method] = by_clients[-1].total / by_clients[0].total
+    return growth
 
 
 def _in_a_program(values: dict[str, Any]) -> Peaks:

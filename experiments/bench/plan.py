@@ -18,6 +18,8 @@ def floor_plan(config: RunFile, condition: Condition) -> Plan:
     transform, training = config.data.transform, config.training
     if not isinstance(transform.mean, float) or not isinstance(transform.std, float) or config.model.dropout:
         raise BadInput("the floor has neither dropout nor separate statistics of the channels; leave both out.")
+    if training.participation < 1.0:
+        raise BadInput("the floor trains every client in every round; leave training.participation out.")
     clients, rounds = range(condition.federation.num_clients), range(training.rounds)
     return Plan(
         model=config.model,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from PIL import Image
 from experiments.bench.ratio import Say
 from fedsir.config.data import KermanyData
 from fedsir.data.load import load_dataset
+from fedsir.data.prepare import preparing_threads
 
 CLASSES = ("CNV", "DME", "DRUSEN", "NORMAL")
 SHAPE = (496, 512)
@@ -60,7 +60,7 @@ def preparation(quick: bool, say: Say) -> Preparation:
                 say(f"preparation {number} of {times}: {100 * bare / ours:.0f} % of Pillow's speed")
     return Preparation(
         images=images,
-        threads=_cores(),
+        threads=preparing_threads(),
         prepared=median(images / ours for ours, _ in pairs),
         pillow=median(images / bare for _, bare in pairs),
         share=median(bare / ours for ours, bare in pairs),
@@ -97,7 +97,7 @@ def _seconds_of_preparing(root: Path, cache: Path) -> float:
 
 def _seconds_of_pillow(paths: list[Path]) -> float:
     begin = time.perf_counter()
-    with ThreadPoolExecutor(_cores()) as pool:
+    with ThreadPoolExecutor(preparing_threads()) as pool:
         pixels = list(pool.map(partial(_resized, size=SIZE), paths))
     assert len(pixels) == len(paths)
     return time.perf_counter() - begin
@@ -106,7 +106,3 @@ def _seconds_of_pillow(paths: list[Path]) -> float:
 def _resized(path: Path, size: int) -> NDArray[np.uint8]:
     with Image.open(path) as image:
         return np.asarray(image.convert("L").resize((size, size), Image.Resampling.BILINEAR))
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

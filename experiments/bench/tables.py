@@ -92,10 +92,13 @@ def growth_table(found: Sequence[Growth]) -> Table:
     return table
 
 
-def memory_table(found: list[Memory]) -> Table:
-    """Peaks of everything and of its parts, one column per number of clients."""
-    title = f"memory of FedAvg, peaks in MB; the last column is {growth_of_memory(found):.2f} times the first"
-    table = _table(title, ["", *(f"{m.clients} clients" for m in found)])
+def memory_table(found: Sequence[Memory]) -> Table:
+    """Peaks of everything and of its parts, one column per method and number of clients."""
+    growth = ", ".join(f"{method} {times:.2f}" for method, times in growth_of_memory(found).items())
+    table = _table(
+        f"memory, peaks in MB; from fewest to most clients, times: {growth}",
+        ["", *(f"{m.method}, {m.clients} clients" for m in found)],
+    )
     for part in sorted(dict.fromkeys(name for m in found for name in m.parts)):
         table.add_row(part, *(f"{m.parts.get(part, 0.0):.0f}" for m in found))
     table.add_section()

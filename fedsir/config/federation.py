@@ -25,7 +25,8 @@ class PartitionConfig(Section):
     variant: Literal["multinomial", "split", "site"] = "multinomial"
     unit: Literal["image", "patient"] = "image"
     min_client_size: PositiveInt = 10
-    max_redraws: PositiveInt = 1000
+    # A large federation is dealt a few hundred times a second: more than this would pass for a hang.
+    max_redraws: PositiveInt = Field(default=1000, le=100_000)
 
     @model_validator(mode="after")
     def _sites_need_no_draw(self) -> PartitionConfig:

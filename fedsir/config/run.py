@@ -6,14 +6,14 @@ import hashlib
 import json
 from typing import Any
 
-from pydantic import SerializeAsAny, field_validator
+from pydantic import SerializeAsAny, field_validator, model_validator
 
 from fedsir.config.base import NonNegativeInt, Section
 from fedsir.config.data import DataConfig
 from fedsir.config.federation import FederationConfig
 from fedsir.config.method import MethodConfig
 from fedsir.config.training import EvaluationConfig, ExecutionConfig, ModelConfig, TrainingConfig
-from fedsir.methods.registry import parse_method_config
+from fedsir.methods.registry import find_method, parse_method_config
 
 
 class RunConfig(Section):
@@ -34,6 +34,16 @@ class RunConfig(Section):
     def _method_by_name(cls, value: Any) -> Any:
         return parse_method_config(value)
 
+    @model_validator(mode="after")
+    def _method_can_sample(self) -> RunConfig:
+        share, name = self.training.participation, self.method.name
+        if share < 1.0 and not find_method(name).partial_participation:
+            raise ValueError(
+                f"training.participation is {share:g}, but method {name} needs every client in every round: "
+                "leave participation out, or choose another method"
+            )
+        return self
+
     def identity(self) -> str:
         """16 hex digits that change exactly when something that determines the result changes.
 
@@ -47,6 +57,8 @@ class RunConfig(Section):
             content["execution"]["deterministic"] = False
         if self.execution.compile:
             content["execution"]["compile"] = True
+        if self.training.participation == 1.0:
+            content["training"].pop("participation")
         content["data"].pop("cache_dir", None)
         # A label: what it stands for is in the other settings.
         content["method"].pop("preset", None)
@@ -55,10 +67,11 @@ class RunConfig(Section):
     def condition_identity(self) -> str:
         """16 hex digits, equal for all methods of a condition and seed wherever they may share work.
 
-        Number of rounds and evaluation do not count, but where a run executes does.
+        Number of rounds, participation and evaluation do not count, but where a run executes does.
         """
         content = self.model_dump(mode="json", exclude={"name", "method", "evaluation"})
-        content["training"].pop("rounds")
+        for key in ("rounds", "participation"):
+            content["training"].pop(key)
         return _digest(content)
 
 

@@ -37,12 +37,16 @@ class TrainingConfig(Section):
     local_epochs: PositiveInt = 1
     batch_size: PositiveInt = 128
     optimizer: OptimizerConfig = OptimizerConfig()
+    participation: Annotated[float, Field(strict=True, gt=0, le=1, allow_inf_nan=False)] = Field(
+        default=1.0, description="share of the clients that train in a round, drawn anew for each; at least one"
+    )
 
 
 class EvaluationConfig(Section):
     """How the global model is evaluated on the held-out images after every round."""
 
-    bootstrap_samples: PositiveInt = 1000
+    # Each keeps a matrix of all pairs of classes; the ends of the interval are steady long before this.
+    bootstrap_samples: PositiveInt = Field(default=1000, le=100_000)
     confidence: Fraction = 0.95
 
 
@@ -54,6 +58,9 @@ class ExecutionConfig(Section):
     one per client; per client when clients get GPU fractions) or `in-process` (no Ray, for debugging).
     `gpus_per_client`: a fraction of a GPU or a whole number of them; `auto`: as many actors to a GPU as a measurement
     of network, batch and image size says will fit; left out, one actor per GPU unless more actors are asked for.
+    `task_timeout_s`: seconds that an actor may work for one client before it counts as hung and another one does it
+    again; the first work for a run may take `startup_timeout_s` more. Without actors (`in-process`) nothing ends a hung
+    client.
     """
 
     actors: PositiveInt | Literal["auto", "per-client", "in-process"] = "auto"
@@ -72,3 +79,6 @@ class ExecutionConfig(Section):
     compile: bool = Field(default=False, description="torch.compile of the backbone; other bits, slower to start")
     ray_address: str | None = Field(default=None, description="join this Ray cluster instead of starting one")
     startup_timeout_s: PositiveFloat = 120.0
+    task_timeout_s: PositiveFloat | None = Field(
+        default=7200.0, description="longest work of an actor for one client, null for no limit"
+    )

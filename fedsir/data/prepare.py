@@ -107,7 +107,7 @@ def describe_duplicates(catalogue: Catalogue, duplicate_of: NDArray[np.int64]) -
 
 def in_threads(function: Callable[[T], R], items: Sequence[T], progress: Progress, what: str) -> Iterator[R]:
     """`map` in order over one thread per core; hashing, decoding and resizing all release the interpreter."""
-    with ThreadPoolExecutor(_cores()) as pool:
+    with ThreadPoolExecutor(preparing_threads()) as pool:
         for start in range(0, len(items), _CHUNK):
             yield from pool.map(function, items[start : start + _CHUNK])
             progress(min(start + _CHUNK, len(items)), len(items), what)
@@ -123,22 +123,20 @@ class _Picture:
 
 
 def _entry(catalogue: Catalogue, config: FileSource, progress: Progress) -> Entry:
-    root = cache_root(config.cache_dir)
+    root, is_test = cache_root(config.cache_dir), catalogue.is_test
     files = list(in_threads(_file_sha256, catalogue.paths, progress, "reading files"))
-    key = _key(files, catalogue.is_test, config.image_size)
+    key = _key(files, is_test, config.image_size)
     entry = load_entry(root, key)
-    if entry is not None and _fits(entry, catalogue.is_test, config.image_size):
+    if entry is not None and entry.fits(config.image_size, len(files)) and entry.counts == _stored(entry, is_test):
         return entry
     return _decode(catalogue, files, root, key, config.image_size, progress)
 
 
-def _fits(entry: Entry, is_test: NDArray[np.bool_], size: int) -> bool:
-    """Whether an entry is about these files; one that is not has been tampered with."""
-    if len(entry.hashes) != len(is_test) or entry.size != size or any(index >= len(is_test) for index in entry.bad):
-        return False
+def _stored(entry: Entry, is_test: NDArray[np.bool_]) -> dict[Split, int]:
+    """Images of each split that the hashes of an entry lead to."""
     stored = find_duplicates(entry.hashes, is_test) < 0
     stored[list(entry.bad)] = False
-    return all(len(entry.images[split]) == int(np.sum(stored & (is_test == (split == "test")))) for split in SPLITS)
+    return {split: int(np.sum(stored & (is_test == (split == "test")))) for split in SPLITS}
 
 
 def _key(files: Sequence[tuple[str, str]], is_test: NDArray[np.bool_], size: int) -> str:
@@ -242,7 +240,8 @@ def _report_bad(catalogue: Catalogue, bad: dict[int, str], policy: Literal["stop
     return f"{what} left out because they cannot be used: {inline(lines)}"
 
 
-def _cores() -> int:
+def preparing_threads() -> int:
+    """Threads that prepare images: one per core of this process, at most 32."""
     if hasattr(os, "sched_getaffinity"):
         return min(len(os.sched_getaffinity(0)), 32)
     return min(os.cpu_count() or 1, 32)

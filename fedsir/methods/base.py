@@ -80,6 +80,20 @@ class Server(Protocol):
         """Run one task per client in parallel; results come in client order."""
         ...
 
+    def fold_clients(
+        self,
+        tasks: Mapping[int, ClientTask[U]],
+        round_: int,
+        broadcast: Mapping[str, Any],
+        take: Callable[[int, ClientResult[U]], V],
+    ) -> dict[int, V]:
+        """Run one task per client as `run_clients` does, and keep `take(client, result)` instead of each result.
+
+        It is called in client order while others still work. What it does not return is let go of, so that the models
+        of many clients never are in memory together.
+        """
+        ...
+
     def spread(self, tasks: Sequence[ClientTask[U]], round_: int, broadcast: Mapping[str, Any]) -> list[U]:
         """Run server-side work on the workers, one task each; `client.id` is the position and no client is meant."""
         ...

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedsir.config.training import TrainingConfig
+from fedsir.federation.participation import number_of_participants
 
 STEP_FORWARDS = 3.0
 """Forward passes that one pass of training costs: forward, and backward twice that."""
@@ -27,9 +28,14 @@ class Scale:
     pool: int
 
     @property
+    def share(self) -> float:
+        """Share of the clients that train in a round of FedAvg."""
+        return number_of_participants(self.clients, self.training.participation) / self.clients
+
+    @property
     def passes(self) -> float:
-        """Training passes of FedAvg over every client's images."""
-        return float(self.training.rounds * self.training.local_epochs)
+        """Training passes of FedAvg over a client's images."""
+        return self.share * self.training.rounds * self.training.local_epochs
 
     @property
     def pool_share(self) -> float:

@@ -7,10 +7,9 @@ from typing import Literal
 
 from fedsir.clients.objective import CrossEntropy
 from fedsir.config.method import MethodConfig
-from fedsir.methods.aggregate import average
 from fedsir.methods.base import MethodState, Server
 from fedsir.methods.cost import training_alone
-from fedsir.methods.local import local_training, train_round
+from fedsir.methods.local import averaged_round, local_training, participants
 from fedsir.methods.registry import MethodEntry
 
 
@@ -29,9 +28,9 @@ class FedAvg:
         return MethodState(weights=server.initial_weights)
 
     def round(self, server: Server, state: MethodState, t: int) -> MethodState:
-        tasks = {k: local_training(server, y, CrossEntropy()) for k, y in enumerate(server.federation.observed)}
-        updates = train_round(server, tasks, t, state.weights)
-        return replace(state, weights=average(server, updates, state.weights))
+        observed = server.federation.observed
+        tasks = {k: local_training(server, observed[k], CrossEntropy()) for k in participants(server, t)}
+        return replace(state, weights=averaged_round(server, tasks, t, state.weights))
 
 
 METHOD = MethodEntry(
@@ -40,4 +39,5 @@ METHOD = MethodEntry(
     summary="sample-weighted averaging, no noise handling",
     source="McMahan et al., AISTATS 2017",
     cost=training_alone,
+    partial_participation=True,
 )

@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from fedsir.clients.fedcorr_tasks import CorrectAll, CorrectNoisiest, MeasuredUpdate, MixupTraining, TrainAndMeasure
+from fedsir.clients.tasks import ClientResult
 from fedsir.config.base import Fraction, NonNegativeFloat, Section
 from fedsir.config.method import MethodConfig
-from fedsir.methods.aggregate import average
+from fedsir.methods.aggregate import SampleMean
 from fedsir.methods.base import MethodState, Server
 from fedsir.methods.cost import Cost, Scale
-from fedsir.methods.local import stage_rounds, train_round
+from fedsir.methods.local import averaged_round, participants, stage_rounds
 from fedsir.methods.registry import MethodEntry
 from fedsir.mixture import high_group
 from fedsir.models.flat import FlatWeights
@@ -154,19 +155,16 @@ class FedCorr:
         groups = [{k: tasks[k]} for k in order] if self.config.sequential else [dict(tasks)]
         lids, losses = np.full(len(tasks), np.nan), {}
         for group in groups:
-            results = server.run_clients(group, t, {"weights": weights})
-            updates: dict[int, MeasuredUpdate] = {k: r.update for k, r in results.items()}
-            weights = average(server, updates, weights)
-            for k, result in results.items():
-                lids[k], losses[k] = result.update.lid, result.state
+            weights, measured = _measured_round(server, group, t, weights)
+            for k, (lid, of_images) in measured.items():
+                lids[k], losses[k] = lid, of_images
         return weights, lids, losses
 
-    def _train(self, server: Server, state: FedCorrState, t: int, participates: NDArray[np.bool_]) -> FedCorrState:
+    def _train(self, server: Server, state: FedCorrState, t: int, eligible: NDArray[np.bool_]) -> FedCorrState:
         """Stages 2 and 3: one round of mixup training at some clients, averaged by sample count."""
-        labels = _labels(server, state)
-        tasks = {k: self._training(server, labels[k]) for k in _positions(participates)}
-        updates = train_round(server, tasks, t, state.weights)
-        return replace(state, weights=average(server, updates, state.weights))
+        labels, chosen = _labels(server, state), participants(server, t, _positions(eligible))
+        tasks = {k: self._training(server, labels[k]) for k in chosen}
+        return replace(state, weights=averaged_round(server, tasks, t, state.weights))
 
     def _correct_all(self, server: Server, state: FedCorrState, t: int) -> FedCorrState:
         """End of stage 2: noisy clients take every prediction that is certain enough."""
@@ -180,6 +178,20 @@ class FedCorr:
 
     def _training(self, server: Server, labels: NDArray[np.int64], prox: float = 0.0) -> MixupTraining:
         return MixupTraining(labels, server.training, self.config.mixup_alpha, prox)
+
+
+def _measured_round(
+    server: Server, tasks: Mapping[int, TrainAndMeasure], t: int, weights: FlatWeights
+) -> tuple[FlatWeights, dict[int, tuple[float, NDArray[np.float64]]]]:
+    """The average of clients that train from `weights`, and the mean LID and the losses (n,) of each."""
+    mean = SampleMean(server, tasks)
+
+    def take(client: int, result: ClientResult[MeasuredUpdate]) -> tuple[float, NDArray[np.float64]]:
+        mean.add(client, result.update)
+        return result.update.lid, result.state
+
+    measured = server.fold_clients(tasks, t, {"weights": weights}, take)
+    return mean.result(weights), measured
 
 
 def finetuning_clients(noise_levels: NDArray[np.float64], kappa: float) -> NDArray[np.bool_]:
@@ -219,9 +231,10 @@ def _names(mask: NDArray[np.bool_]) -> str:
 
 
 def cost(config: FedCorrConfig, scale: Scale) -> Cost:
-    """Only clean clients fine-tune. A pass after each training of stage 1, and one for each correction of labels."""
+    """Everybody trains in stage 1, and only clean clients fine-tune. A pass after each training of stage 1, and one for
+    each correction of labels."""
     preprocessing, finetuning, usual = config.stages.rounds(scale.training.rounds)
-    rounds = preprocessing + usual + scale.clean * finetuning
+    rounds = preprocessing + scale.share * (usual + scale.clean * finetuning)
     corrections = preprocessing + (1 if finetuning else 0)
     return Cost(rounds * scale.training.local_epochs, preprocessing + (1.0 - scale.clean) * corrections)
 
@@ -232,4 +245,5 @@ METHOD = MethodEntry(
     summary="noisy clients found by local intrinsic dimensionality, labels corrected in stages",
     source="Xu et al., CVPR 2022, arXiv 2204.04677",
     cost=cost,
+    partial_participation=True,
 )

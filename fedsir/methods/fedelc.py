@@ -16,11 +16,11 @@ from fedsir.clients.tasks import ClientTask
 from fedsir.clients.training import LocalUpdate
 from fedsir.config.base import Fraction
 from fedsir.config.method import MethodConfig
-from fedsir.methods.aggregate import distance_aware_average
+from fedsir.methods.aggregate import DistanceAwareMean
 from fedsir.methods.base import MethodState, Server
 from fedsir.methods.cost import Cost, Scale
-from fedsir.methods.local import la_objective, local_training, stage_rounds
-from fedsir.methods.loss_detection import LossDetection, detect_noisy_clients, taken_for_clean
+from fedsir.methods.local import fold_round, la_objective, local_training, stage_rounds
+from fedsir.methods.loss_detection import LossDetection, detect_noisy_clients, taken_for_clean, training_clients
 from fedsir.methods.registry import MethodEntry
 
 
@@ -57,13 +57,12 @@ class FedELC:
         if t == stage_rounds(config.warmup, server.training.rounds):
             state = self._detect(server, state, t)
         clean = taken_for_clean(server, state)
-        tasks = {k: self._local_task(server, state, k) for k in range(len(clean))}
-        results = server.run_clients(tasks, t, {"weights": state.weights})
-        updates = {k: r.update for k, r in results.items()}
+        tasks = {k: self._local_task(server, state, k) for k in training_clients(server, state, t)}
         # Without a noisy client, and so during the warm-up, this is FedAvg.
-        weights = distance_aware_average(server, updates, clean, state.weights, config.distance_buffers)
-        learnt = {k: results[k].state for k in state.label_logits}
-        return _report_labels(server, replace(state, weights=weights, label_logits=learnt), t)
+        mean = DistanceAwareMean(server, tasks, clean, config.distance_buffers)
+        kept = fold_round(server, tasks, t, {"weights": state.weights}, mean)
+        learnt = {k: kept.get(k, before) for k, before in state.label_logits.items()}
+        return _report_labels(server, replace(state, weights=mean.result(state.weights), label_logits=learnt), t)
 
     def _detect(self, server: Server, state: FedELCState, t: int) -> FedELCState:
         """Verdict by the model that enters round t; predicted-noisy clients start from their observed labels."""
@@ -96,12 +95,12 @@ def _report_labels(server: Server, state: FedELCState, t: int) -> FedELCState:
 
 
 def cost(config: FedELCConfig, scale: Scale) -> Cost:
-    """Everybody predicts once for the detection, noisy clients after each of the rounds that follow."""
+    """Everybody trains in the warm-up and predicts once for the detection; noisy clients predict after each of the
+    rounds that follow."""
     rounds = scale.training.rounds
-    following = rounds - stage_rounds(config.warmup, rounds)
-    if following <= 0:
-        return Cost(scale.passes)
-    return Cost(scale.passes, 1.0 + (1.0 - scale.clean) * following)
+    following = max(0, rounds - stage_rounds(config.warmup, rounds))
+    trained = (rounds - following + scale.share * following) * scale.training.local_epochs
+    return Cost(trained, (1.0 + (1.0 - scale.clean) * scale.share * following) if following else 0.0)
 
 
 METHOD = MethodEntry(
@@ -110,4 +109,5 @@ METHOD = MethodEntry(
     summary="noisy clients by class losses learn a label distribution per image, distance-aware averaging",
     source="Jiang et al., CIKM 2024, arXiv 2408.04301",
     cost=cost,
+    partial_participation=True,
 )

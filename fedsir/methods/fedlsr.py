@@ -11,10 +11,9 @@ from fedsir.clients.two_views import SelfRegularization, TwoViewTraining
 from fedsir.config.base import Fraction, NonNegativeFloat
 from fedsir.config.method import MethodConfig
 from fedsir.data.views import ViewSettings
-from fedsir.methods.aggregate import average
 from fedsir.methods.base import MethodState, Server
 from fedsir.methods.cost import STEP_FORWARDS, Cost, Scale
-from fedsir.methods.local import stage_rounds, train_round
+from fedsir.methods.local import averaged_round, participants, stage_rounds
 from fedsir.methods.registry import MethodEntry
 from fedsir.objectives import linear_ramp
 
@@ -41,14 +40,13 @@ class FedLSR:
         return MethodState(weights=server.initial_weights)
 
     def round(self, server: Server, state: MethodState, t: int) -> MethodState:
-        config = self.config
+        config, observed = self.config, server.federation.observed
         weight = config.gamma * linear_ramp(t, stage_rounds(config.ramp, server.training.rounds))
         tasks = {
-            k: TwoViewTraining(labels, server.training, config.losses, config.view, weight)
-            for k, labels in enumerate(server.federation.observed)
+            k: TwoViewTraining(observed[k], server.training, config.losses, config.view, weight)
+            for k in participants(server, t)
         }
-        updates = train_round(server, tasks, t, state.weights)
-        return replace(state, weights=average(server, updates, state.weights))
+        return replace(state, weights=averaged_round(server, tasks, t, state.weights))
 
 
 def cost(config: FedLSRConfig, scale: Scale) -> Cost:  # noqa: ARG001 - settings change no work
@@ -62,4 +60,5 @@ METHOD = MethodEntry(
     summary="two views of every image, mixed and sharpened predictions, consistency and entropy terms",
     source="Jiang et al., CIKM 2022",
     cost=cost,
+    partial_participation=True,
 )

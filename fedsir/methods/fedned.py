@@ -26,7 +26,7 @@ from fedsir.config.training import OptimizerConfig
 from fedsir.methods.aggregate import average
 from fedsir.methods.base import MethodState, Server
 from fedsir.methods.cost import Cost, Scale
-from fedsir.methods.local import local_training, recipe, stage_rounds, train_round
+from fedsir.methods.local import averaged_round, local_training, participants, recipe, stage_rounds, train_round
 from fedsir.methods.registry import MethodEntry
 from fedsir.models.flat import FlatWeights
 from fedsir.seeding import Stream, generator
@@ -91,14 +91,15 @@ class FedNed:
         )
 
     def round(self, server: Server, state: FedNedState, t: int) -> FedNedState:
-        tasks = {k: self._local_task(server, state, k) for k in range(server.federation.num_clients)}
-        updates = train_round(server, tasks, t, state.weights)
+        tasks = {k: self._local_task(server, state, k) for k in participants(server, t)}
         warming_up = t < stage_rounds(self.config.warmup, server.training.rounds)
         pool = len(server.federation.public_pool)
         if warming_up or pool == 0:
-            return replace(state, weights=average(server, updates, state.weights))
+            return replace(state, weights=averaged_round(server, tasks, t, state.weights))
+        updates = train_round(server, tasks, t, state.weights)
         rng = generator(server.seed, Stream.METHOD, t)
-        flagged = extremely_noisy(self._uncertainty(server, updates, t, rng), self.config.lambda_rel)
+        flagged = np.zeros_like(state.extremely_noisy)
+        flagged[list(updates)] = extremely_noisy(self._uncertainty(server, updates, t, rng), self.config.lambda_rel)
         new = np.flatnonzero(flagged & ~state.extremely_noisy).tolist()
         if new:
             server.note(f"from now on extremely noisy: client {', '.join(map(str, new))}")
@@ -117,7 +118,7 @@ class FedNed:
     def _uncertainty(
         self, server: Server, updates: Mapping[int, LocalUpdate], t: int, rng: np.random.Generator
     ) -> NDArray[np.float64]:
-        """U (K,): summed predictive entropy of each uploaded model on the same pool images."""
+        """U (M,): summed predictive entropy of each uploaded model on the same pool images."""
         positions = _draw(server, self.config.pool_images, rng)
         tasks = [
             PoolUncertainty(u.weights, positions, self.config.mc_draws, self.config.mc_dropout)
@@ -145,7 +146,7 @@ class FedNed:
 
 
 def extremely_noisy(uncertainty: NDArray[np.float64], lambda_rel: float) -> NDArray[np.bool_]:
-    """(K,) bool: clients whose share u_k of the uncertainty U (K,) exceeds lambda = lambda_rel / K.
+    """(M,) bool: participants whose share u_k of the uncertainty U (M,) exceeds lambda = lambda_rel / M.
 
     A value that is not finite counts as the mean of the others, so it convicts nobody. The least uncertain client
     never exceeds a multiple >= 1 of the mean, so at least one client is good.
@@ -184,7 +185,7 @@ def cost(config: FedNedConfig, scale: Scale) -> Cost:
     """Extremely noisy clients train twice and predict once. The few images of the pool are not counted."""
     rounds = scale.training.rounds
     judged = max(0, rounds - stage_rounds(config.warmup, rounds) - 1) if scale.pool else 0
-    twice = EXTREMELY_NOISY * judged
+    twice = EXTREMELY_NOISY * scale.share * judged
     return Cost(scale.passes + twice * scale.training.local_epochs, twice)
 
 
@@ -194,4 +195,5 @@ METHOD = MethodEntry(
     summary="clients with uncertain models are kept out of the average and train on pseudo-labels",
     source="Lu et al., AAAI 2024, arXiv 2312.12703",
     cost=cost,
+    partial_participation=True,
 )

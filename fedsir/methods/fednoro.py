@@ -12,11 +12,11 @@ from fedsir.clients.objective import Distilled
 from fedsir.clients.tasks import LocalTraining
 from fedsir.config.base import Fraction, PositiveFloat
 from fedsir.config.method import MethodConfig
-from fedsir.methods.aggregate import distance_aware_average
+from fedsir.methods.aggregate import DistanceAwareMean
 from fedsir.methods.base import MethodState, Server
 from fedsir.methods.cost import Cost, Scale
-from fedsir.methods.local import la_objective, local_training, stage_rounds, train_round
-from fedsir.methods.loss_detection import LossDetection, detect_noisy_clients, taken_for_clean
+from fedsir.methods.local import fold_round, la_objective, local_training, stage_rounds
+from fedsir.methods.loss_detection import LossDetection, detect_noisy_clients, taken_for_clean, training_clients
 from fedsir.methods.registry import MethodEntry
 from fedsir.objectives import exp_ramp
 
@@ -61,11 +61,11 @@ class FedNoRo:
         if t == stage_rounds(config.warmup, server.training.rounds):
             state = replace(state, identification=detect_noisy_clients(server, state.weights, t, config.detection))
         clean = taken_for_clean(server, state)
-        tasks = {k: self._local_task(server, k, bool(clean[k]), t) for k in range(len(clean))}
-        updates = train_round(server, tasks, t, state.weights)
+        tasks = {k: self._local_task(server, k, bool(clean[k]), t) for k in training_clients(server, state, t)}
         # Without a noisy client, and so during the warm-up, this is FedAvg.
-        weights = distance_aware_average(server, updates, clean, state.weights, config.distance_buffers)
-        return replace(state, weights=weights)
+        mean = DistanceAwareMean(server, tasks, clean, config.distance_buffers)
+        fold_round(server, tasks, t, {"weights": state.weights}, mean)
+        return replace(state, weights=mean.result(state.weights))
 
     def _local_task(self, server: Server, k: int, clean: bool, t: int) -> LocalTraining:
         """LA-CE for a clean client; w KL(p_T || p_S) + (1 - w) LA-CE for a noisy one, the global model as teacher."""
@@ -79,12 +79,12 @@ class FedNoRo:
 
 
 def cost(config: FedNoRoConfig, scale: Scale) -> Cost:
-    """Everybody predicts once for the detection, noisy clients have a teacher in each epoch that follows."""
-    rounds = scale.training.rounds
-    following = rounds - stage_rounds(config.warmup, rounds)
-    if following <= 0:
-        return Cost(scale.passes)
-    return Cost(scale.passes, 1.0 + (1.0 - scale.clean) * following * scale.training.local_epochs)
+    """Everybody trains in the warm-up and predicts once for the detection; noisy clients have a teacher in each epoch
+    that follows."""
+    rounds, epochs = scale.training.rounds, scale.training.local_epochs
+    following = max(0, rounds - stage_rounds(config.warmup, rounds))
+    taught = scale.share * following * epochs
+    return Cost((rounds - following) * epochs + taught, (1.0 + (1.0 - scale.clean) * taught) if following else 0.0)
 
 
 METHOD = MethodEntry(
@@ -93,4 +93,5 @@ METHOD = MethodEntry(
     summary="noisy clients by class losses, distillation from the global model, distance-aware averaging",
     source="Wu et al., IJCAI 2023, arXiv 2305.05230",
     cost=cost,
+    partial_participation=True,
 )

@@ -17,10 +17,9 @@ from fedsir.clients.training import LocalUpdate, Recipe, train_locally
 from fedsir.config.base import NonNegativeFloat
 from fedsir.config.method import MethodConfig
 from fedsir.config.training import TrainingConfig
-from fedsir.methods.aggregate import average
 from fedsir.methods.base import MethodState, Server
 from fedsir.methods.cost import training_alone
-from fedsir.methods.local import train_round
+from fedsir.methods.local import averaged_round, participants
 from fedsir.methods.registry import MethodEntry
 from fedsir.models.network import Network
 from fedsir.objectives import cross_entropy, squared_distance
@@ -80,12 +79,9 @@ class FedProx:
         return MethodState(weights=server.initial_weights)
 
     def round(self, server: Server, state: MethodState, t: int) -> MethodState:
-        tasks = {
-            k: ProximalTraining(labels, server.training, self.config.mu)
-            for k, labels in enumerate(server.federation.observed)
-        }
-        updates = train_round(server, tasks, t, state.weights)
-        return replace(state, weights=average(server, updates, state.weights))
+        observed = server.federation.observed
+        tasks = {k: ProximalTraining(observed[k], server.training, self.config.mu) for k in participants(server, t)}
+        return replace(state, weights=averaged_round(server, tasks, t, state.weights))
 
 
 METHOD = MethodEntry(
@@ -94,4 +90,5 @@ METHOD = MethodEntry(
     summary="FedAvg with a proximal term that holds local weights near the received ones",
     source="Li et al., MLSys 2020, arXiv 1812.06127",
     cost=training_alone,
+    partial_participation=True,
 )

@@ -98,6 +98,7 @@ METHOD = MethodEntry(
     summary="spectral identification and relabelling as in the published predecessor of OCT-FedSIR",
     source="FedSIR, CVPR 2026; github.com/sinagh72/FedSIR",
     cost=cost,
+    partial_participation=True,
     presets={
         "faithful": {"stage_one": {"batch_size": 64}, "references": {"basis": "filled"}},
         "equal_steps": {"stage_one": {"length": "steps"}},

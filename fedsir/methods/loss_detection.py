@@ -15,6 +15,7 @@ from pydantic import Field
 from fedsir.clients.loss_tasks import ClassLosses
 from fedsir.config.base import PositiveFloat, PositiveInt, Section
 from fedsir.methods.base import MethodState, Server
+from fedsir.methods.local import participants
 from fedsir.mixture import high_group
 from fedsir.models.flat import FlatWeights
 from fedsir.spectral.identification import Identification
@@ -127,3 +128,9 @@ def taken_for_clean(server: Server, state: MethodState) -> NDArray[np.bool_]:
     if state.identification is None:
         return np.ones(server.federation.num_clients, dtype=np.bool_)
     return state.identification.clean
+
+
+def training_clients(server: Server, state: MethodState, t: int) -> list[int]:
+    """Clients that train in round t: everybody during the warm-up, whose end is a verdict on everybody, and then the
+    participants."""
+    return list(range(server.federation.num_clients)) if state.identification is None else participants(server, t)

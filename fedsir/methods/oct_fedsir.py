@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from fedsir.clients.module import Objective
 from fedsir.clients.objective import CrossEntropy, Distilled, LogitAdjusted
 from fedsir.clients.spectral_tasks import FormReference, ProvideSpectra, Relabel
-from fedsir.clients.tasks import ClientTask, LocalTraining
+from fedsir.clients.tasks import ClientResult, ClientTask, LocalTraining
 from fedsir.clients.training import LocalUpdate
-from fedsir.methods.aggregate import average, distance_aware_average
+from fedsir.methods.aggregate import DistanceAwareMean, Mean, SampleMean, average
 from fedsir.methods.base import MethodState, Server
 from fedsir.methods.cost import Cost, Scale
-from fedsir.methods.local import local_training, recipe
+from fedsir.methods.local import local_training, participants, recipe
 from fedsir.methods.registry import MethodEntry
 from fedsir.methods.spectral_settings import CleanFraction, ConstantWeight, SpectralConfig
 from fedsir.methods.stage_one import identify_clients, stage_one_cost
@@ -76,18 +76,24 @@ class OctFedSIR:
         if self.config.relabeling.due(t):
             state = self._relabel(server, state, t)
         clean = _clean(state)
-        tasks = {k: self._local_task(server, state, k, t) for k in range(server.federation.num_clients)}
+        tasks = {k: self._local_task(server, state, k, t) for k in participants(server, t)}
         broadcast = {"weights": state.weights}
         if self.config.distillation.teacher == "clean":
             broadcast["teacher"] = state.reference_model
-        results = server.run_clients(tasks, t, broadcast)
-        updates = {k: r.update for k, r in results.items()}
+        mean: Mean = SampleMean(server, tasks)
         if self.config.aggregation == "distance_aware":
-            weights = distance_aware_average(server, updates, clean, state.weights, self.config.distance_buffers)
-        else:
-            weights = average(server, updates, state.weights)
-        trusted = {k: u for k, u in updates.items() if clean[k]}
-        return replace(state, weights=weights, reference_model=average(server, trusted, state.reference_model))
+            mean = DistanceAwareMean(server, tasks, clean, self.config.distance_buffers)
+        trusted = SampleMean(server, [k for k in tasks if clean[k]])
+
+        def take(client: int, result: ClientResult[LocalUpdate]) -> None:
+            mean.add(client, result.update)
+            if clean[client]:
+                trusted.add(client, result.update)
+
+        server.fold_clients(tasks, t, broadcast, take)
+        weights = mean.result(state.weights)
+        # Where no clean client takes part, the reference stays as it is.
+        return replace(state, weights=weights, reference_model=trusted.result(state.reference_model))
 
     def _relabel(self, server: Server, state: OctFedSIRState, t: int) -> OctFedSIRState:
         """Stages II and III: references from the clean clients, corrected labels at the noisy ones (eq. 16-27)."""
@@ -198,6 +204,7 @@ METHOD = MethodEntry(
     summary="spectral identification, relabelling where two criteria agree, noise-aware training",
     source="OCT-FedSIR, arXiv 2609.14734",
     cost=cost,
+    partial_participation=True,
     presets={
         "equal_steps": {"stage_one": {"length": "steps"}},
         "no_relabeling": {"relabeling": {"enabled": False}},

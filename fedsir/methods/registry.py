@@ -46,7 +46,8 @@ class MethodEntry:
     """One registered method.
 
     presets: named variants, `name/preset`, as settings that differ from the defaults. cost: how much work a run is;
-    without it plans take the method for FedAvg, and say so.
+    without it plans take the method for FedAvg, and say so. partial_participation: its rounds train the clients that
+    `fedsir.methods.local.participants` draws; without it `training.participation` below 1 is refused.
     """
 
     config: type[MethodConfig]
@@ -55,6 +56,7 @@ class MethodEntry:
     source: str
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     cost: CostOf | None = None
+    partial_participation: bool = False
 
 
 def method_names() -> list[str]:

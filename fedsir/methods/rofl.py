@@ -20,10 +20,10 @@ from fedsir.clients.training import LocalUpdate, Recipe, forward_pass, train_loc
 from fedsir.config.base import Fraction, NonNegativeFloat
 from fedsir.config.method import MethodConfig
 from fedsir.config.training import TrainingConfig
-from fedsir.methods.aggregate import average
+from fedsir.methods.aggregate import SampleMean
 from fedsir.methods.base import MethodState, Server
 from fedsir.methods.cost import Cost, Scale
-from fedsir.methods.local import stage_rounds
+from fedsir.methods.local import participants, stage_rounds
 from fedsir.methods.registry import MethodEntry
 from fedsir.models.network import Network
 from fedsir.objectives import entropy, linear_ramp
@@ -145,7 +145,7 @@ class CentroidObjective:
 
 @dataclass(frozen=True)
 class RoFLUpdate:
-    """training: the local model. centroids: (C, d) float32. counts: (C,) int64 observed labels, first round only."""
+    """training: the local model. centroids: (C, d) float32. counts: (C,) int64 observed labels, if asked for."""
 
     training: LocalUpdate
     centroids: NDArray[np.float32]
@@ -154,36 +154,40 @@ class RoFLUpdate:
 
 @dataclass(frozen=True)
 class RoFLTraining:
-    """Train from broadcast `weights` and `centroids`; without `centroids`, from the client's own class means."""
+    """Train from broadcast `weights` and `centroids`; without `centroids`, from the client's own class means.
+
+    report_counts: the client has not yet told how many images it has of each class.
+    """
 
     labels: NDArray[np.int64]
     num_classes: int
     budget: TrainingConfig
     terms: Terms
     use_pseudo_labels: bool
+    report_counts: bool
 
     def __call__(self, client: Client, broadcast: Broadcast) -> ClientResult[RoFLUpdate]:
         runtime = client.runtime
         runtime.binding.load(broadcast["weights"])
-        counts: NDArray[np.int64] | None = None
         if "centroids" in broadcast:
             centroids = torch.from_numpy(broadcast["centroids"].copy()).to(runtime.device)
         else:
             given = torch.from_numpy(self.labels.copy()).to(runtime.device)
-            centroids, of_class = class_means(forward_pass(client, "features"), given, self.num_classes)
-            counts = of_class.cpu().numpy()
+            centroids, _ = class_means(forward_pass(client, "features"), given, self.num_classes)
         extras: Mapping[str, NDArray[Any]] = {}
         if self.use_pseudo_labels:
             extras = {"pseudo_labels": forward_pass(client, "logits").argmax(dim=1).cpu().numpy()}
         objective = CentroidObjective(centroids, self.terms)
         recipe = Recipe.within(self.budget, objective, extras)
         update = train_locally(client, broadcast["weights"], self.labels, recipe)
+        counts = np.bincount(self.labels, minlength=self.num_classes) if self.report_counts else None
         return ClientResult(RoFLUpdate(update, objective.centroids.cpu().numpy(), counts))
 
 
 @dataclass(frozen=True)
 class RoFLState(MethodState):
-    """centroids: (C, d) float32 of the server. counts: (K, C) int64 that the clients reported. None before round 0."""
+    """centroids: (C, d) float32 of the server. counts: (K, C) int64 that the clients reported, 0 of those that have not
+    taken part yet. None before round 0."""
 
     centroids: NDArray[np.float32] | None = field(default=None, kw_only=True)
     counts: NDArray[np.int64] | None = field(default=None, kw_only=True)
@@ -203,41 +207,59 @@ class RoFL:
     def round(self, server: Server, state: RoFLState, t: int) -> RoFLState:
         federation = server.federation
         terms, use_pseudo_labels = terms_of_round(self.config, t, server.training.rounds)
+        counts = np.zeros((federation.num_clients, federation.num_classes), dtype=np.int64)
+        if state.counts is not None:
+            counts = state.counts.copy()
         tasks = {
-            k: RoFLTraining(labels, federation.num_classes, server.training, terms, use_pseudo_labels)
-            for k, labels in enumerate(federation.observed)
+            k: RoFLTraining(
+                federation.observed[k],
+                federation.num_classes,
+                server.training,
+                terms,
+                use_pseudo_labels,
+                report_counts=not counts[k].any(),
+            )
+            for k in participants(server, t)
         }
         broadcast: dict[str, Any] = {"weights": state.weights}
         if state.centroids is not None:
             broadcast["centroids"] = state.centroids
-        updates = {k: r.update for k, r in server.run_clients(tasks, t, broadcast).items()}
-        counts = state.counts
-        if counts is None:
-            counts = np.stack([u.counts for u in updates.values() if u.counts is not None])
+        mean = SampleMean(server, tasks)
+
+        def take(client: int, result: ClientResult[RoFLUpdate]) -> tuple[NDArray[np.float32], bool]:
+            update = result.update
+            mean.add(client, update.training)
+            if update.counts is not None:
+                counts[client] = update.counts
+            return update.centroids, update.training.samples > 0 and bool(np.isfinite(update.centroids).all())
+
+        returned = server.fold_clients(tasks, t, broadcast, take)
         return replace(
             state,
-            weights=average(server, {k: u.training for k, u in updates.items()}, state.weights),
-            centroids=_merged(state.centroids, updates, counts),
+            weights=mean.result(state.weights),
+            centroids=_merged(state.centroids, returned, counts),
             counts=counts,
         )
 
 
 def _merged(
-    current: NDArray[np.float32] | None, updates: Mapping[int, RoFLUpdate], counts: NDArray[np.int64]
+    current: NDArray[np.float32] | None,
+    returned: Mapping[int, tuple[NDArray[np.float32], bool]],
+    counts: NDArray[np.int64],
 ) -> NDArray[np.float32]:
-    """The server's centroids, from the clients whose training and centroids are usable."""
-    returned = np.stack([u.centroids for u in updates.values()])
+    """The server's centroids from those that came back, by client and with whether they are usable."""
+    of_clients = np.stack([centroids for centroids, _ in returned.values()])
     if current is None:
-        current = np.zeros_like(returned[0])
-    usable = np.array([u.training.samples > 0 and bool(np.isfinite(u.centroids).all()) for u in updates.values()])
-    return merged_centroids(current, returned[usable], counts[usable])
+        current = np.zeros_like(of_clients[0])
+    usable = np.array([fine for _, fine in returned.values()])
+    return merged_centroids(current, of_clients[usable], counts[list(returned)][usable])
 
 
 def cost(config: RoFLConfig, scale: Scale) -> Cost:
     """A pass for class means in the first round, one for pseudo-labels in the rounds that use them."""
     rounds = scale.training.rounds
     with_pseudo_labels = max(0, rounds - stage_rounds(config.pseudo_label_start, rounds))
-    return Cost(scale.passes, 1.0 + with_pseudo_labels)
+    return Cost(scale.passes, scale.share * (1.0 + with_pseudo_labels))
 
 
 METHOD = MethodEntry(
@@ -246,4 +268,5 @@ METHOD = MethodEntry(
     summary="small-loss selection with exchanged class centroids and pseudo-labels",
     source="Yang et al., IEEE Intelligent Systems 2022, arXiv 2012.01700",
     cost=cost,
+    partial_participation=True,
 )

@@ -11,10 +11,9 @@ from typing import Literal
 import numpy as np
 
 from fedsir.clients.objective import CrossEntropy
-from fedsir.methods.aggregate import average
 from fedsir.methods.base import MethodState, Server
 from fedsir.methods.cost import Cost, Scale
-from fedsir.methods.local import la_objective, local_training, train_round
+from fedsir.methods.local import averaged_round, la_objective, local_training, participants
 from fedsir.methods.registry import MethodEntry
 from fedsir.methods.stage_one import IdentifyingConfig, identify_clients, stage_one_cost
 
@@ -46,9 +45,8 @@ class SpectralPruning:
             raise ValueError("the state has no identification")
         observed = server.federation.observed
         kept = np.flatnonzero(state.identification.clean).tolist()
-        tasks = {k: local_training(server, observed[k], CrossEntropy()) for k in kept}
-        updates = train_round(server, tasks, t, state.weights)
-        return replace(state, weights=average(server, updates, state.weights))
+        tasks = {k: local_training(server, observed[k], CrossEntropy()) for k in participants(server, t, kept)}
+        return replace(state, weights=averaged_round(server, tasks, t, state.weights))
 
 
 def cost(config: SpectralPruningConfig, scale: Scale) -> Cost:
@@ -64,4 +62,5 @@ METHOD = MethodEntry(
     source="OCT-FedSIR, arXiv 2609.14734 (baseline)",
     presets={"equal_steps": {"stage_one": {"length": "steps"}}},
     cost=cost,
+    partial_participation=True,
 )

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from experiments.bench import memory as bench_memory
 from experiments.bench.cases import settings
 from experiments.bench.floor import Floor, Plan
 from experiments.bench.growth import Growth
@@ -18,7 +19,7 @@ from experiments.bench.memory import Memory, growth_of_memory
 from experiments.bench.plan import count_steps, floor_plan
 from experiments.bench.preparation import preparation, write_pictures
 from experiments.bench.processes import Peaks, family, processor_seconds, resident_mb
-from experiments.bench.tables import growth_table
+from experiments.bench.tables import growth_table, memory_table
 from experiments.config import RunFile
 from fedsir.clients.executor import InProcessExecutor
 from fedsir.condition import Condition
@@ -105,6 +106,9 @@ def test_the_floor_refuses_what_it_cannot_do(config: RunFile, condition: Conditi
     dropping = config.model_copy(update={"model": config.model.model_copy(update={"dropout": 0.5})})
     with pytest.raises(BadInput, match="dropout"):
         floor_plan(dropping, condition)
+    sampling = config.model_copy(update={"training": config.training.model_copy(update={"participation": 0.5})})
+    with pytest.raises(BadInput, match="participation"):
+        floor_plan(sampling, condition)
 
 
 @linux
@@ -127,7 +131,13 @@ def test_peaks_are_of_the_sum_and_of_each_group() -> None:
 
 
 def test_growth_of_memory_is_from_fewest_to_most_clients() -> None:
-    assert growth_of_memory([Memory(1000, 9, 300.0, {}), Memory(10, 9, 200.0, {})]) == 1.5
+    found = [
+        Memory("fedavg", 1000, 9, 300.0, {}),
+        Memory("fednoro", 10, 9, 100.0, {}),
+        Memory("fedavg", 10, 9, 200.0, {}),
+    ]
+    assert growth_of_memory(found) == {"fedavg": 1.5, "fednoro": 1.0}
+    assert [column.header for column in memory_table(found).columns][1] == "fedavg, 1000 clients"
 
 
 def test_growth_without_a_floor_has_no_ratio() -> None:
@@ -183,9 +193,21 @@ def test_all_other_parts_at_tiny_sizes(fedsir: Any, tmp_path: Path) -> None:
     assert case["worker_processor_seconds"] > 0
     assert case["floor_processor_seconds"] > 0
     assert any("run_backward" in f["name"] for f in case["functions"])
-    assert {row["axis"] for row in parts["growth"]} == {"clients", "images", "method"}
+    assert {row["axis"] for row in parts["growth"]} == {"clients", "participation", "images", "method"}
     few, many = parts["memory"]
     assert few["clients"] < many["clients"]
     assert {"program", "actor 0", "actor 1"} <= set(few["parts_mb"])
     assert few["total_mb"] > 0
     assert parts["startup"]["first_round"] > parts["startup"]["first_step"] > 0
+
+
+@linux
+@pytest.mark.slow
+def test_the_program_needs_little_more_memory_for_a_thousand_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FedAvg on 2000 images with two actors: peaks of the program and of all processes together."""
+    monkeypatch.setattr(bench_memory, "IMAGES", 2000)
+    monkeypatch.setattr(bench_memory, "METHODS", ("fedavg",))
+    few, many = bench_memory.memory(quick=False, say=lambda _: None)
+    assert (few.clients, many.clients) == (10, 1000)
+    assert many.parts[bench_memory.PROGRAM] < 1.5 * few.parts[bench_memory.PROGRAM]
+    assert growth_of_memory([few, many])["fedavg"] < 1.5

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
+from fedsir import aggregation
 from fedsir.aggregation import (
+    EXACT_PAIRS,
+    RunningMean,
     distance_aware_mean,
     distance_aware_weights,
     is_finite,
@@ -186,3 +191,138 @@ def test_averages_of_the_published_code(number: int) -> None:
     assert aware is not None
     np.testing.assert_allclose(mean.values, joined("fedavg"), atol=1e-6)
     np.testing.assert_allclose(aware.state.values, joined("daagg"), atol=1e-6)
+
+
+# -- one after the other -----------------------------------------------------------------------------------------------
+
+
+def as_before(states: list[FlatWeights], weights: NDArray[np.float64]) -> NDArray[np.float32]:
+    """The mean as results on record were made: the sum of shares, in double precision and client order."""
+    total = np.zeros(states[0].values.size)
+    for state, share in zip(states, weights / weights.sum(), strict=True):
+        total += state.values.astype(np.float64) * share
+    return total.astype(np.float32)
+
+
+def added(states: list[FlatWeights], weights: NDArray[np.float64], expected: NDArray[np.float64]) -> Any:
+    mean = RunningMean(expected)
+    for state, weight in zip(states, weights, strict=True):
+        mean.add(state, weight)
+    return mean.result()
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    st.integers(0, 1000),
+    st.lists(st.floats(1e-3, 1e5), min_size=1, max_size=20),
+    st.sampled_from([1, 100, 32_768, 70_000]),
+)
+def test_means_of_results_on_record_are_the_same_bits(seed: int, weights: list[float], size: int) -> None:
+    states, given_weights = random_states(len(weights), size, seed), np.array(weights)
+    for mean in (weighted_mean(states, given_weights), added(states, given_weights, given_weights)):
+        assert mean is not None
+        np.testing.assert_array_equal(mean.values, as_before(states, given_weights))
+        assert mean.counters.tolist() == [len(weights) - 1]
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.tuples(st.integers(0, 50), st.booleans()), min_size=1, max_size=20))
+def test_one_after_the_other_and_together_are_the_same_bits(clients: list[tuple[int, bool]]) -> None:
+    """Also where clients are dropped, of which nobody knew before."""
+    states = random_states(len(clients), 1000)
+    for state, (_, diverged) in zip(states, clients, strict=True):
+        if diverged:
+            state.values[7] = np.nan
+    weights = np.array([w for w, _ in clients], dtype=np.float64)
+    together, one_by_one = weighted_mean(states, weights), added(states, weights, weights)
+    if together is None:
+        assert one_by_one is None
+        assert not usable(states, weights).any()
+        return
+    np.testing.assert_array_equal(one_by_one.values, together.values)
+    np.testing.assert_array_equal(one_by_one.counters, together.counters)
+    kept = usable(states, weights)
+    only = as_before([s for s, k in zip(states, kept, strict=True) if k], weights[kept])
+    np.testing.assert_allclose(together.values, only, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("expected", [[], [0.0, 0.0, 0.0], [1.0, 1.0, 1.0], [5e3, 1e-3, 7.0], [1.0]])
+def test_what_was_expected_decides_rounding_at_most(expected: list[float]) -> None:
+    states, weights = random_states(3, 100), np.array([1.0, 5.0, 2.0])
+    mean = added(states, weights, np.array(expected))
+    np.testing.assert_allclose(mean.values, as_before(states, weights), rtol=1e-6, atol=1e-7)
+
+
+def test_a_sum_takes_no_state_of_another_network_and_no_impossible_weight() -> None:
+    mean = RunningMean([1.0, 1.0])
+    mean.add(flat(1.0), 1.0)
+    with pytest.raises(ValueError, match="different networks"):
+        mean.add(flat(1.0, 2.0), 1.0)
+    with pytest.raises(ValueError, match="not negative"):
+        RunningMean([1.0, -1.0])
+
+
+def test_the_mean_does_not_change_what_it_is_given() -> None:
+    states = random_states(3, 50)
+    before = [(s.values.copy(), s.counters.copy()) for s in states]
+    mean = added(states, np.ones(3), np.ones(3))
+    mean.values[:], mean.counters[:] = 0, 99
+    for state, (values, counters) in zip(states, before, strict=True):
+        np.testing.assert_array_equal(state.values, values)
+        np.testing.assert_array_equal(state.counters, counters)
+
+
+# -- distances of many pairs -------------------------------------------------------------------------------------------
+
+
+WIDE = FlatSchema(
+    (FlatEntry("a", (9000,), 0, True), FlatEntry("b", (), 9000, True), FlatEntry("mean", (40,), 9001, False)), ("n",)
+)
+
+
+def trained_apart(count: int, apart: float, seed: int = 0) -> list[FlatWeights]:
+    """States that have nearly everything in common."""
+    rng = np.random.default_rng(seed)
+    common = rng.normal(size=9041)
+    return [
+        FlatWeights((common + apart * rng.normal(size=9041)).astype(np.float32), np.array([k], dtype=np.int64))
+        for k in range(count)
+    ]
+
+
+@pytest.mark.parametrize("include_buffers", [False, True])
+@pytest.mark.parametrize("apart", [1.0, 1e-3, 1e-6])
+def test_products_give_the_distances_of_differences(
+    monkeypatch: pytest.MonkeyPatch, apart: float, include_buffers: bool
+) -> None:
+    states, clean = trained_apart(30, apart), np.arange(30) % 3 == 0
+    exact = nearest_clean_distances(WIDE, states, clean, include_buffers)
+    monkeypatch.setattr(aggregation, "EXACT_PAIRS", 0)
+    monkeypatch.setattr(aggregation, "tensor_distances", None)
+    products = nearest_clean_distances(WIDE, states, clean, include_buffers)
+    np.testing.assert_allclose(products, exact, rtol=1e-9)
+
+
+def test_products_of_states_that_nearly_coincide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal ones are at distance 0, close ones keep their digits although the first clean client is far away."""
+    first, *others = trained_apart(8, 1.0)
+    near = trained_apart(4, 1e-5, seed=3)
+    states = [first, *others, *near, near[0]]
+    clean = np.array([True] * 3 + [False] * 5 + [True, False, False, False, False])
+    exact = nearest_clean_distances(WIDE, states, clean)
+    monkeypatch.setattr(aggregation, "EXACT_PAIRS", 0)
+    products = nearest_clean_distances(WIDE, states, clean)
+    np.testing.assert_allclose(products, exact, rtol=1e-9, atol=0)
+    assert products[-1] == 0.0
+    assert 0 < products[-2] < 1e-2 * products[4]
+
+
+def test_few_pairs_are_taken_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(aggregation, "tensor_distances", lambda *_: asked.append(1) or 1.0)
+    side = int(EXACT_PAIRS**0.5)
+    states = trained_apart(2 * side + 1, 1.0)
+    nearest_clean_distances(WIDE, states[:-1], np.arange(2 * side) < side)
+    assert len(asked) == side * side == EXACT_PAIRS
+    nearest_clean_distances(WIDE, states, np.arange(2 * side + 1) < side)
+    assert len(asked) == EXACT_PAIRS

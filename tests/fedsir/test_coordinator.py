@@ -419,10 +419,10 @@ def test_results_come_in_client_order_whatever_the_order_of_the_tasks(
         def __getattr__(self, name: str) -> Any:
             return getattr(self.server, name)
 
-        def run_clients(self, tasks: Any, *arguments: Any) -> Any:
-            results = self.server.run_clients(dict(reversed(tasks.items())), *arguments)
-            orders.append(list(results))
-            return results
+        def fold_clients(self, tasks: Any, *arguments: Any) -> Any:
+            kept = self.server.fold_clients(dict(reversed(tasks.items())), *arguments)
+            orders.append(list(kept))
+            return kept
 
     monkeypatch.setattr(FedAvg, "round", lambda self, server, *rest: original(self, Backwards(server), *rest))
     assert lab.run(lab.config()).weights_hash == whole["fedavg"][0].weights_hash

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import sys
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
+import ray
 
-from fedsir.clients.runtime import Client
+from fedsir.clients import parts
+from fedsir.clients.executor import Outcome
+from fedsir.clients.runtime import Client, Work
 from fedsir.clients.tasks import Broadcast, ClientResult, PredictTest
-from fedsir.clients.training import slices_of
+from fedsir.clients.training import LocalUpdate, slices_of
 from fedsir.errors import RunFailed
 from fedsir.methods import stage_one
+from fedsir.methods.fedavg import FedAvg
 from fedsir.server import Memory, RoundCosts, RunServer, runtime_setup
 
 
@@ -209,3 +215,129 @@ def test_oct_fedsir_costs_what_its_stages_cost(lab: Any, monkeypatch: pytest.Mon
         pytest.approx((clients, clients + noisy)),
         pytest.approx((clients, noisy)),
     ]
+
+
+# -- results taken in as they come -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Returns an update of its own without training, and something for the client."""
+
+    samples: int
+    skipped: int = 0
+
+    def __call__(self, client: Client, broadcast: Broadcast) -> ClientResult[LocalUpdate]:
+        client.work.trained += client.size
+        values = broadcast["weights"].values + np.float32(client.id)
+        weights = replace(broadcast["weights"], values=values)
+        return ClientResult(
+            LocalUpdate(weights, self.samples, float(client.id), 1, self.skipped), np.full(3, client.id)
+        )
+
+
+MANY = {"federation": {"clients": 9, "clean_clients": 9, "partition": {"min_client_size": 1}}}
+TRAINED = {k: Trained(0 if k == 4 else 5, skipped=int(k == 4)) for k in (7, 2, 4, 0, 8, 3)}
+
+
+def fold(server: RunServer, condition: Any) -> tuple[list[int], dict[int, Any]]:
+    """The order in which results came, and what was kept of them."""
+    order: list[int] = []
+
+    def take(client: int, result: Any) -> Any:
+        order.append(client)
+        return result.update.weights.values[:2], result.state
+
+    return order, server.fold_clients(TRAINED, 3, {"weights": condition.initial_weights}, take)
+
+
+@pytest.mark.parametrize("actors", [None, 2])
+@pytest.mark.parametrize("clients", [1, 2, 100])
+def test_results_are_taken_in_client_order_and_cost_what_they_cost_together(
+    lab: Any, lane_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, clients: int, actors: int | None
+) -> None:
+    executor = None
+    if actors is not None:
+        executor = lane_of(actors)
+        ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    server, condition = served(lab, **MANY)
+    expected = server.run_clients(TRAINED, 3, {"weights": condition.initial_weights})
+    for name, value in (("PART_BYTES", 0), ("PART_CLIENTS", clients), ("PART_PER_SLOT", 0)):
+        monkeypatch.setattr(parts, name, value)
+    folding, _ = served(lab, executor=executor, **MANY)
+    order, kept = fold(folding, condition)
+    assert order == list(kept) == list(expected) == sorted(TRAINED)
+    for client, (values, state) in kept.items():
+        np.testing.assert_array_equal(values, expected[client].update.weights.values[:2])
+        np.testing.assert_array_equal(state, expected[client].state)
+    assert replace(folding.costs, seconds={}) == replace(server.costs, seconds={})
+    assert folding.costs.notes == ("client 4 skipped 1 steps with a non-finite loss",)
+    assert folding.costs.loss == pytest.approx(np.mean([0, 2, 3, 7, 8]))
+
+
+def test_parts_of_a_fold_are_consecutive_clients(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = lab.dispatching(lab.executor)
+    server, condition = served(lab, executor=watched, **MANY)
+    for name, value in (("PART_BYTES", 0), ("PART_CLIENTS", 2), ("PART_PER_SLOT", 0)):
+        monkeypatch.setattr(parts, name, value)
+    fold(server, condition)
+    assert [[i.client for i in d.items] for d in watched.log] == [[0, 2], [3, 4], [7, 8]]
+
+
+def test_what_is_kept_of_a_result_holds_on_to_nothing_else(lab: Any) -> None:
+    """A view of a message from an actor would keep the whole message, with the models of several clients."""
+    server, condition = served(lab, **MANY)
+    seen = {}
+
+    def take(client: int, result: Any) -> Any:
+        seen[client] = result.update.weights.values
+        return result.update.weights.values[:2]
+
+    kept = server.fold_clients(TRAINED, 0, {"weights": condition.initial_weights}, take)
+    for client, values in kept.items():
+        assert values.base is None
+        assert not np.shares_memory(values, seen[client])
+
+
+def test_folding_nobody_is_nothing(lab: Any) -> None:
+    server, condition = served(lab)
+    assert server.fold_clients({}, 0, {"weights": condition.initial_weights}, lambda *_: None) == {}
+    assert server.costs.loss is None
+
+
+class Answering:
+    """An executor of as many slots as told that makes up updates of the size of the model at once."""
+
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
+
+    def prepare(self, setup: Any) -> None: ...
+
+    def close(self) -> None: ...
+
+    def run(self, items: Any, broadcast: Any) -> list[Outcome]:
+        weights = broadcast["weights"]
+        updates = [
+            LocalUpdate(replace(weights, values=weights.values + np.float32(i.client)), 1, 0.5, 1, 0) for i in items
+        ]
+        return [Outcome(ClientResult(update), Work()) for update in updates]
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_memory_of_a_round_of_fedavg_does_not_grow_with_the_clients(lab: Any, slots: int) -> None:
+    peaks = {}
+    for clients in (250, 1000):
+        config = lab.config()
+        condition = lab.federation_of(config, [[k % 160] for k in range(clients)])
+        server = RunServer(config, condition, Answering(slots))
+        state = FedAvg().begin(server)
+        tracemalloc.start()
+        try:
+            state = FedAvg().round(server, state, 0)
+            peaks[clients] = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert np.isfinite(state.weights.values).all()
+    together = 1000 * condition.initial_weights.nbytes
+    assert peaks[1000] < 1.2 * peaks[250]
+    assert peaks[1000] < 0.4 * together

@@ -10,6 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from fedsir.config.run import RunConfig
+from fedsir.methods.registry import BUILT_IN, find_method
 
 
 def values(**changes: Any) -> dict[str, Any]:
@@ -70,6 +71,7 @@ DETERMINES: dict[str, Any] = {
     "training__batch_size": 64,
     "training__optimizer__lr": 1e-3,
     "training__optimizer__weight_decay": 0.0,
+    "training__participation": 0.5,
     "method__stage_one__length": "steps",
     "method__stage_one__epochs": 4,
     "method__stage_one__steps": 59,
@@ -134,6 +136,7 @@ DOES_NOT: dict[str, Any] = {
     "execution__memory_cap": 0.5,
     "execution__ray_address": "ray://elsewhere:10001",
     "execution__startup_timeout_s": 5.0,
+    "execution__task_timeout_s": None,
 }
 FIXED = {"data__source", "method__name", "method__preset", "method__distillation__weight__kind"}
 
@@ -185,6 +188,32 @@ def test_the_place_of_the_image_cache_keeps_the_identity() -> None:
     assert identity(root="/other") != identity()
     assert identity(on_bad_image="skip") != identity()
     assert identity(on_patient_overlap="drop_from_train") != identity()
+
+
+def test_a_run_recorded_before_participation_could_be_set_is_the_same_run() -> None:
+    assert config().identity() == "ee7bc48b84e75c4d"
+    assert config(training__participation=1).identity() == config().identity()
+
+
+def test_runs_with_other_participants_share_federation_and_stage_one() -> None:
+    assert config(training__participation=0.5).condition_identity() == config().condition_identity()
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_only_methods_that_can_do_with_some_of_the_clients_get_some(name: str) -> None:
+    changes = {"method": name, "training__participation": 0.5}
+    if find_method(name).partial_participation:
+        assert config(**changes).training.participation == 0.5
+    else:
+        with pytest.raises(ValidationError, match=rf"participation is 0.5, but method {name} needs every client"):
+            config(**changes)
+    assert config(method=name).training.participation == 1.0
+
+
+def test_it_is_rhfl_that_needs_everybody() -> None:
+    assert [name for name in BUILT_IN if not find_method(name).partial_participation] == ["rhfl"]
+    with pytest.raises(ValidationError, match="rhfl needs every client"):
+        config(method="rhfl/averaged", training__participation=0.99)
 
 
 def test_a_default_that_is_written_out_keeps_the_identity() -> None:
@@ -266,6 +295,8 @@ def test_a_whole_number_is_a_number() -> None:
         ("training__rounds", 0),
         ("training__batch_size", 0),
         ("training__optimizer__lr", 0.0),
+        ("training__participation", 0.0),
+        ("training__participation", 1.5),
         ("evaluation__confidence", 1.5),
         ("execution__actors", 0),
         ("execution__actors", "all"),

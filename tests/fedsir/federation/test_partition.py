@@ -77,7 +77,7 @@ def test_small_clients_are_redrawn_and_counted() -> None:
 
 
 def test_more_demanded_than_there_is_is_refused_at_once() -> None:
-    config = PartitionConfig(min_client_size=50, max_redraws=10**9)
+    config = PartitionConfig(min_client_size=50, max_redraws=100_000)
     with pytest.raises(BadInput, match=r"10 clients.*50 images.*500 training images, there are 499") as error:
         deal(np.zeros(499, dtype=np.int64), 10, config)
     assert "Remedy: at most 9 federation.clients" in str(error.value)

@@ -114,6 +114,7 @@ def test_the_budget_says_what_tells_runs_of_a_task_apart(recorded: Callable[...,
         ("data_seed", 1),
         ("partition", "split, by patient"),
         ("precision", "bf16-mixed"),
+        ("participation", "0.5"),
     ],
 )
 def test_each_part_of_a_budget_counts(recorded: Callable[..., Recorded], key: str, value: Any) -> None:
