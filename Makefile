@@ -3,10 +3,11 @@ VENV ?= .venv
 PYTHON ?= python3
 SEEDS ?= 0
 STUDY_SEEDS ?= 0-2
+REPETITIONS ?= 20
 BIN := $(VENV)/bin
 EXTRAS ?= test
 
-.PHONY: demo test lint bench bench-speed bench-identification clean
+.PHONY: demo test lint bench bench-speed bench-faults bench-soak bench-identification clean
 
 # Rebuilt when the project's requirements change.
 $(VENV)/.installed-%: pyproject.toml
@@ -32,6 +33,12 @@ bench: $(VENV)/.installed-test  ## slow and statistical checks
 bench-speed: $(VENV)/.installed-test  ## what a run costs beside a bare PyTorch loop, growth, memory, start; idle machine
 	mkdir -p fedsir-runs
 	$(BIN)/fedsir bench --json fedsir-runs/bench.json
+
+bench-faults: $(VENV)/.installed-test  ## kills, hangs, full disks at random times: outcomes, repeated work; two hours
+	$(BIN)/python tests/faults/table.py --repetitions $(REPETITIONS)
+
+bench-soak: $(VENV)/.installed-test  ## 500 short runs in one sweep: memory, open files, threads, object store
+	$(BIN)/python tests/faults/soak.py
 
 bench-identification: $(VENV)/.installed-test  ## Table 2 on phantoms: 13 noise settings, 3 alphas, 30/20/5 clients; an hour
 	for cohort in kermany uic wake_forest; do \

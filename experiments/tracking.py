@@ -14,7 +14,7 @@ from experiments.console import new_console, say, waiting
 from experiments.sweeps.words import many
 from fedsir.errors import BadInput
 from mlflow_tracking.config import DEFAULT_URI, TrackingConfig, shown_uri, sqlite_path
-from mlflow_tracking.serving import ServerSettings, artifact_place, refuse_server, run_tables, serve
+from mlflow_tracking.serving import ServerSettings, artifact_place, host_of, refuse_server, run_tables, serve
 
 MAX_NAMED = 10
 
@@ -25,12 +25,12 @@ def serve_store(
     """Serve a store with its artifacts until somebody stops it."""
     store = _store(uri)
     refuse_server(store)
-    settings = ServerSettings(store, artifact_place(store, artifacts), host, port, workers, allowed_hosts)
+    settings = ServerSettings(store, artifact_place(store, artifacts), host_of(host), port, workers, allowed_hosts)
     console = new_console()
     if settings.is_open:
         say(
             console,
-            f"Whoever reaches {host}:{port} may read, change and delete every run: it asks for no password.",
+            f"Whoever reaches {settings.listens_at} may read, change and delete every run: it asks for no password.",
             "yellow",
         )
     say(console, f"starting MLflow on {shown_uri(store)}, artifacts in {settings.artifacts}")

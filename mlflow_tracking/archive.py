@@ -28,6 +28,9 @@ MANIFEST = "manifest.json"
 MAX_JSON_BYTES = 64_000_000
 """More than any run says of itself; files of other origin are not read into memory."""
 
+COMPRESSION = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+"""What archives are written with. Python unpacks the other methods without a limit on what one piece unfolds to."""
+
 DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError)
 
 # JSON has no NaN and no infinity.
@@ -198,6 +201,8 @@ class ArchiveReader:
             name = member.filename
             if member.flag_bits & 1:
                 raise self._foreign(f"{name!r} is encrypted")
+            if member.compress_type not in COMPRESSION:
+                raise self._foreign(f"{name!r} is packed by method {member.compress_type}, neither stored nor deflated")
             if not _is_expected(name) or stat.S_ISLNK(member.external_attr >> 16) or name in members:
                 raise self._foreign(f"it holds {name!r}")
             members[name] = member

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import unquote_plus, urlsplit
 
 from pydantic import Field, field_validator
 
@@ -12,6 +13,11 @@ from fedsir.config.base import NonNegativeFloat, Section
 DEFAULT_URI = "sqlite:///fedsir-runs/mlflow.db"
 DATABASE_SCHEMES = ("postgresql", "mysql", "mssql")
 SERVER_SCHEMES = ("http", "https")
+
+# As SQLAlchemy reads it; there a password may also have the characters that end the host elsewhere: `/`, `?` and `#`.
+_DATABASE_PASSWORD = re.compile(r"^([\w+.-]+://[^:/@]*:)[^@]*@")
+# `odbc_connect` is a whole address with its password in it.
+_SECRET = re.compile("password|passwd|pwd|passphrase|token|secret|key|credential|odbc_connect", re.IGNORECASE)
 
 
 class TrackingConfig(Section):
@@ -23,6 +29,8 @@ class TrackingConfig(Section):
     `weights`: keep the last weights as an artifact. Their hash is kept in any case.
     `flush_seconds`: a round is sent at once if the store has heard nothing of its run for this long, otherwise with
     later ones or the end of the run; 0 sends every round at once. What a crash leaves unsent is sent on resuming.
+    `patience_s`: rounds never wait for a store that is out of reach; the start and the end of a run wait for so many
+    seconds, 0 for none. Then the run counts as interrupted, and the same command delivers what its checkpoint keeps.
     """
 
     uri: str = Field(default=DEFAULT_URI, description="SQLite file or MLflow tracking server")
@@ -30,6 +38,7 @@ class TrackingConfig(Section):
     figures: bool = Field(default=True, strict=True, description="draw the figures (PNG); their data is always written")
     weights: bool = Field(default=True, strict=True, description="store the last weights of a run")
     flush_seconds: NonNegativeFloat = Field(default=5.0, description="least time between sending rounds")
+    patience_s: NonNegativeFloat = Field(default=300.0, description="longest wait for a store that is out of reach")
 
     @field_validator("uri")
     @classmethod
@@ -69,8 +78,16 @@ def sqlite_path(uri: str) -> Path | None:
 
 
 def shown_uri(uri: str) -> str:
-    """`uri` for people: without its password."""
-    parts = urlsplit(uri)
-    if parts.password is None:
-        return uri
-    return uri.replace(f":{parts.password}@", ":***@", 1)
+    """`uri` for people: without its password and the values in its query whose names speak of secrets."""
+    password = urlsplit(uri).password
+    if password is not None:
+        uri = uri.replace(f":{password}@", ":***@", 1)
+    elif uri.startswith(DATABASE_SCHEMES):
+        uri = _DATABASE_PASSWORD.sub(r"\1***@", uri)
+    place, mark, query = uri.partition("?")
+    return place + mark + "&".join(map(_without_secret, query.split("&")))
+
+
+def _without_secret(item: str) -> str:
+    name, equals, _ = item.partition("=")
+    return f"{name}=***" if equals and _SECRET.search(unquote_plus(name)) else item

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from types import FrameType
 from urllib.parse import quote, urlencode
@@ -35,6 +35,7 @@ PAUSE_S = 0.2
 class ServerSettings:
     """What a server serves and where.
 
+    host: name or address to listen at, IPv6 without brackets.
     uri: SQLite file or database. artifacts: folder or address (`s3://BUCKET/FOLDER`) of the files of experiments that
     are created through the server; None where it is only looked at. allowed_hosts: names under which others reach it,
     separated by commas; MLflow refuses requests under unknown names.
@@ -50,18 +51,34 @@ class ServerSettings:
     @property
     def address(self) -> str:
         """Where a browser on this machine finds it."""
-        host = LOOPBACK if self.host in ("0.0.0.0", "::") else self.host
-        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+        number = _as_number(self.host)
+        if number is None or not number.is_unspecified:
+            return f"http://{self.listens_at}"
+        # A server at all IPv6 addresses need not serve those of IPv4.
+        return f"http://{LOOPBACK if number.version == 4 else '[::1]'}:{self.port}"
+
+    @property
+    def listens_at(self) -> str:
+        """Host and port as addresses have them."""
+        return f"{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
 
     @property
     def is_open(self) -> bool:
         """Whether other machines can reach it."""
-        if self.host == "localhost":
-            return False
-        try:
-            return not ip_address(self.host).is_loopback
-        except ValueError:
-            return True
+        number = _as_number(self.host)
+        return self.host != "localhost" if number is None else not number.is_loopback
+
+
+def _as_number(host: str) -> IPv4Address | IPv6Address | None:
+    try:
+        return ip_address(host)
+    except ValueError:
+        return None
+
+
+def host_of(given: str) -> str:
+    """A host without the brackets that IPv6 addresses have before a port."""
+    return given[1:-1] if given.startswith("[") and given.endswith("]") else given
 
 
 def artifact_place(uri: str, given: str | None) -> str:
@@ -75,7 +92,8 @@ def artifact_place(uri: str, given: str | None) -> str:
 
 
 def serve(settings: ServerSettings, ready: Callable[[], None]) -> None:
-    """Serve until Ctrl-C (returns) or SIGTERM (SystemExit 143); calls `ready` once the server answers.
+    """Serve until Ctrl-C (returns), SIGTERM or the end of the terminal (SystemExit 143 or 129); calls `ready` once the
+    server answers.
 
     Raises BadInput for a store, folder or port that cannot be used, RunFailed if the server does not start or ends.
     """
@@ -159,16 +177,24 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def _terminated_by_signal() -> Iterator[None]:
-    """SIGTERM ends the server too, not only this process."""
+    """SIGTERM and the loss of the terminal end the server too, not only this process."""
+    # `nohup` has the second ignored, and so it stays. Windows does not have it.
+    known = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {number: signal.getsignal(number) for number in known if signal.getsignal(number) is not signal.SIG_IGN}
 
     def stop(number: int, _: FrameType | None) -> None:
+        # A terminal that closes may tell twice; the end of the server must not be cut short by the second time.
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)
         raise SystemExit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, stop)
+    for number in before:
+        signal.signal(number, stop)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _wait_until_it_answers(process: subprocess.Popen[bytes], settings: ServerSettings) -> None:
@@ -193,7 +219,7 @@ def _check_port(settings: ServerSettings) -> None:
             probe.bind((settings.host, settings.port))
     except OSError as error:
         raise BadInput(
-            f"{settings.host}:{settings.port} cannot be served at: {error.strerror or error}.\n"
+            f"{settings.listens_at} cannot be served at: {error.strerror or error}.\n"
             f"Choose another port, for example --port {settings.port + 1}, or another --host."
         ) from error
 

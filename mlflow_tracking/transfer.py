@@ -16,21 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from fedsir.errors import BadInput, RunFailed
-from mlflow_tracking.archive import (
-    ArchivedDataset,
-    ArchivedExperiment,
-    ArchivedRun,
-    ArchiveReader,
-    ArchiveWriter,
-    Point,
-)
+from mlflow_tracking.archive import ArchivedExperiment, ArchivedRun, ArchiveReader, ArchiveWriter
+from mlflow_tracking.archive_entities import archived, download, mlflow_dataset
 from mlflow_tracking.config import TrackingConfig, shown_uri, sqlite_path
 from mlflow_tracking.describe import TAG_GRID, TAG_PARENT, TAG_RUN_ID, TAG_SUPERSEDED
 from mlflow_tracking.store import Store, check_store, prepare_database, prepare_store
 from mlflow_tracking.sweep_run import find_sweep_run
 
 if TYPE_CHECKING:
-    from mlflow.entities import DatasetInput, Run
+    from mlflow.entities import Run
 
 TAG_IMPORTED = "fedsir.imported_from"
 # Set last: a copy without it is one whose import was interrupted.
@@ -79,8 +73,8 @@ def export_runs(uri: str, experiments: Sequence[str], target: Path, report: Repo
             for run in runs:
                 with tempfile.TemporaryDirectory(prefix="fedsir-") as folder:
                     # First the files: what comes in between is newer than what the archive says, never missing.
-                    files = _download(store, run.info.run_id, Path(folder))
-                    archive.add_run(_archived(store, run), files)
+                    files = download(store, run.info.run_id, Path(folder))
+                    archive.add_run(archived(store, run), files)
                 count += 1
                 if count % 100 == 0:
                     report(f"{count} runs")
@@ -192,7 +186,7 @@ class _Importer:
         for params in _batches(run.params.items(), 100):
             self._client.log_batch(mlflow_id, params=[Param(*pair) for pair in params])
         if run.datasets:
-            self._client.log_inputs(mlflow_id, datasets=[_dataset_input(dataset) for dataset in run.datasets])
+            self._client.log_inputs(mlflow_id, datasets=[mlflow_dataset(dataset) for dataset in run.datasets])
         tags = {key: value for key, value in run.tags.items() if key not in (TAG_PARENT, TAG_SUPERSEDED, TAG_STATE)}
         parent = self._ids.get(run.tags.get(TAG_PARENT, ""))
         if parent is not None:
@@ -242,59 +236,6 @@ def _stores(uri: str, experiments: Sequence[str]) -> list[Store]:
             f"Experiments: {', '.join(sorted(found)) or 'none'}."
         )
     return [Store(uri, name, found[name], client) for name in sorted(experiments or found)]
-
-
-def _archived(store: Store, run: Run) -> ArchivedRun:
-    info, data = run.info, run.data
-    metrics: dict[str, tuple[Point, ...]] = {}
-    for key in data.metrics:
-        points = store.client.get_metric_history(info.run_id, key)
-        metrics[key] = tuple((point.value, point.timestamp, point.step) for point in points)
-    inputs = [] if run.inputs is None else run.inputs.dataset_inputs
-    return ArchivedRun(
-        run_id=info.run_id,
-        experiment=store.experiment,
-        name=info.run_name or "",
-        status=info.status,
-        start_time=info.start_time,
-        end_time=info.end_time,
-        params=dict(data.params),
-        tags=dict(data.tags),
-        metrics=metrics,
-        datasets=tuple(_archived_dataset(each) for each in inputs),
-    )
-
-
-def _archived_dataset(given: DatasetInput) -> ArchivedDataset:
-    dataset = given.dataset
-    return ArchivedDataset(
-        name=dataset.name,
-        digest=dataset.digest,
-        source_type=dataset.source_type,
-        source=dataset.source,
-        profile=dataset.profile,
-        tags={tag.key: tag.value for tag in given.tags},
-    )
-
-
-def _dataset_input(dataset: ArchivedDataset) -> DatasetInput:
-    from mlflow.entities import Dataset, DatasetInput, InputTag
-
-    entity = Dataset(
-        name=dataset.name,
-        digest=dataset.digest,
-        source_type=dataset.source_type,
-        source=dataset.source,
-        profile=dataset.profile,
-    )
-    return DatasetInput(entity, [InputTag(key, value) for key, value in dataset.tags.items()])
-
-
-def _download(store: Store, mlflow_id: str, folder: Path) -> Path | None:
-    """The artifacts of a run; None where it has none."""
-    if not store.client.list_artifacts(mlflow_id):
-        return None
-    return Path(store.client.download_artifacts(mlflow_id, "", str(folder)))
 
 
 def _batches(values: Iterable[T], size: int) -> Iterator[list[T]]:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import numpy as np
-
 from experiments.expansion import PLACEHOLDER, PlannedRun
 from fedsir.config.data import CohortData, KermanyData, MedMnistData, PhantomData
+from fedsir.data.manifest import MAX_FILE_BYTES
 from fedsir.data.phantom.cohorts import COHORTS
+from fedsir.errors import BadInput
+from fedsir.files import open_regular, user_path
 
 # Classes of the public sets; their loaders name them too, but decode images.
 OCT_CLASSES = ("CNV", "DME", "DRUSEN", "NORMAL")
@@ -56,8 +58,8 @@ def _counted(
 ) -> ImageFacts:
     if path != Path(PLACEHOLDER):
         try:
-            train, test = count(path.expanduser())
-        except (OSError, ValueError, KeyError, csv.Error):
+            train, test = count(user_path(path, "data"))
+        except (BadInput, OSError, ValueError, csv.Error):
             # What is wrong with it is for the loader to say; a plan only cannot count.
             return ImageFacts(None, None, classes, "not readable")
         return ImageFacts(train, test, classes, "counted, before duplicates are dropped")
@@ -77,16 +79,17 @@ def _in_release(root: Path) -> tuple[int, int]:
 
 @cache
 def _in_archive(path: Path) -> tuple[int, int]:
-    with np.load(path) as archive:
-        train, val, test = (len(archive[f"{part}_labels"]) for part in ("train", "val", "test"))
-    return train + val, test
+    # Here, since it brings along what decodes pictures, which no other plan needs.
+    from fedsir.data.medmnist import count_images
+
+    counts = count_images(path)
+    return counts["train"], counts["test"]
 
 
 @cache
 def _in_manifest(path: Path, test_fraction: float) -> tuple[int, int]:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file)
-        splits = [(row.get("split") or "").strip() for row in reader]
+    with open_regular(path, MAX_FILE_BYTES) as file, io.TextIOWrapper(file, "utf-8-sig", newline="") as text:
+        splits = [(row.get("split") or "").strip() for row in csv.DictReader(text, strict=True)]
     if not any(splits):
         # Patients are divided, not images; their numbers of images even out.
         test = round(test_fraction * len(splits))

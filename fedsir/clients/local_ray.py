@@ -1,19 +1,24 @@
-"""Starts or joins Ray for the actors: quiet, bound to the loopback address, signals left alone."""
+"""Starts or joins Ray for the actors: quiet, bound to the loopback address, for this user alone; signals left alone."""
 
 from __future__ import annotations
 
 import logging
 import os
+import secrets
 import signal
 import socket
+import stat
 import subprocess
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import ray
+from ray._common.utils import get_default_system_temp_dir
 from ray._private import ray_constants
 from ray._private import utils as worker_utils
 from ray._private import worker as ray_worker
@@ -27,6 +32,9 @@ CONNECT_TIMEOUT_S = 5.0
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
 """Tells glibc to keep what tensors give back: every step needs it again, and getting it from the system anew takes a
 tenth of the time of a large network's training. Read when a process starts; other systems ignore it."""
+
+TOKEN_VARIABLES = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}
+"""Where users give Ray's token; otherwise it is in their home folder."""
 
 VITAL = ("gcs_server", "raylet")
 """Processes of Ray that nothing works without."""
@@ -49,9 +57,11 @@ def start_ray(config: ExecutionConfig) -> None:
         with _signals_wait():
             if address is None:
                 resources = ray_resources(machine_limits(), visible_gpus())
+                _keep_token_private()
+                own: dict[str, Any] = {"_node_ip_address": LOOPBACK, "_temp_dir": _private_folder()}
                 with _loopback_only():
                     # `local`: a cluster that happens to run on this machine is not joined unasked.
-                    ray.init("local", include_dashboard=False, _node_ip_address=LOOPBACK, **resources, **quiet)
+                    ray.init("local", include_dashboard=False, **own, **resources, **quiet)
             else:
                 _check_answers(address)
                 ray.init(address, **quiet)
@@ -121,6 +131,46 @@ def _signals_wait() -> Iterator[None]:
             signal.signal(number, handler)
         if came:
             signal.raise_signal(came[0])
+
+
+def _keep_token_private() -> None:
+    """See to it that only this user can read the token that Ray wants of everybody who talks to it.
+
+    Other users of a machine reach the loopback address as well. Ray keeps the token in the home folder, in a file that
+    they may be able to read, and does not start where it cannot be written.
+    """
+    if os.environ.get("RAY_AUTH_MODE", "token") != "token" or TOKEN_VARIABLES & set(os.environ):
+        return
+    try:
+        file = Path.home() / ".ray" / "auth_token"
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix="auth_token-") as new:
+            new.write(secrets.token_hex(32))
+            new.flush()
+            # Whole at once, and not in place of one that is there.
+            with suppress(FileExistsError):
+                os.link(new.name, file)
+        file.chmod(0o600)
+    except (OSError, RuntimeError):  # no home folder, or one that is not to be written to
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+
+
+def _private_folder() -> str | None:
+    """Where Ray may keep its sockets, logs and spilled objects: a folder in one that only this user can enter.
+
+    Ray makes its own folders writable for everybody, who could then put other sockets in place of its own. None where
+    the system has no such users. Raises OSError where somebody else has taken the name.
+    """
+    if not hasattr(os, "getuid"):
+        return None
+    folder = Path(get_default_system_temp_dir(), f"ray-{os.getuid()}")  # type: ignore[no-untyped-call]
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700, parents=True)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        raise PermissionError(f"{folder} belongs to somebody else; set RAY_TMPDIR to a folder of your own")
+    folder.chmod(0o700)
+    return str(folder / "ray")
 
 
 @contextmanager

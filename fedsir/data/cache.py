@@ -56,6 +56,18 @@ class Entry:
         """Side of the images in pixels."""
         return int(self.images["train"].shape[1])
 
+    @property
+    def counts(self) -> dict[Split, int]:
+        """Images of each split."""
+        return {split: len(images) for split, images in self.images.items()}
+
+    def fits(self, size: int, files: int) -> bool:
+        """Whether it can be about that many files at that size; one that cannot has been tampered with.
+
+        How many images they have led to is for the caller to compare with `counts`.
+        """
+        return self.size == size and len(self.hashes) == files and all(index < files for index in self.bad)
+
 
 def cache_root(configured: Path | None) -> Path:
     """`data.cache_dir`, else $FEDSIR_CACHE, else ~/.cache/fedsir."""
@@ -120,7 +132,7 @@ class EntryWriter:
     """
 
     def __init__(self, root: Path, key: str, size: int) -> None:
-        self._root, self._key = root, key
+        self._root, self._key, self._size = root, key, size
         # Not `tempfile`: its folders are private to the user, and a cluster shares one cache.
         self._folder = root / "images" / f".partial-{uuid.uuid4().hex}"
         try:
@@ -160,7 +172,7 @@ class EntryWriter:
                 block.finish()
             np.save(self._folder / "hashes.npy", hashes)
             (self._folder / "entry.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
-            self._publish(place, hashes)
+            self._publish(place, hashes, bad)
         except OSError as error:
             raise _unwritable(self._root, error) from error
         entry = load_entry(self._root, self._key)
@@ -168,7 +180,13 @@ class EntryWriter:
             raise BadInput(f"cache entry {place} cannot be read back.\nDelete that folder and run again.")
         return entry
 
-    def _publish(self, place: Path, hashes: NDArray[np.uint8]) -> None:
+    def _alike(self, found: Entry, hashes: NDArray[np.uint8], bad: dict[int, str]) -> bool:
+        """Whether an entry can be what another process has made of the same files."""
+        rows = {split: block.rows for split, block in self._blocks.items()}
+        same = found.size == self._size and found.counts == rows and found.bad.keys() == bad.keys()
+        return same and np.array_equal(found.hashes, hashes)
+
+    def _publish(self, place: Path, hashes: NDArray[np.uint8], bad: dict[int, str]) -> None:
         for _ in range(5):
             try:
                 self._folder.rename(place)
@@ -177,9 +195,7 @@ class EntryWriter:
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise
             found = load_entry(self._root, self._key)
-            rows = {split: block.rows for split, block in self._blocks.items()}
-            alike = found is not None and {split: len(images) for split, images in found.images.items()} == rows
-            if found is not None and alike and found.hashes.shape == hashes.shape:
+            if found is not None and self._alike(found, hashes, bad):
                 return
             # Damaged: out of the way and try again, unless another process has just done the same.
             with contextlib.suppress(FileNotFoundError):

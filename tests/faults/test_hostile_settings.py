@@ -91,3 +91,10 @@ def test_a_base_with_an_impossible_name_is_left_for_the_message_that_it_is_unkno
     file = tmp_path / "grid.yaml"
     file.write_text(f"name: g\nbase: {'y' * 5000}\nmethods: [fedavg]\nseeds: [0]\n")
     assert load_grid(str(file)).base == "y" * 5000
+
+
+@pytest.mark.parametrize("key", ["evaluation.bootstrap_samples", "federation.partition.max_redraws"])
+def test_numbers_that_would_take_all_memory_or_time_are_refused(key: str) -> None:
+    with pytest.raises(BadInput, match=rf"{key} = 1000000000: must be at most 100000"):
+        load_run_file("demo", [f"{key}=1000000000"])
+    assert load_run_file("demo", [f"{key}=100000"]).name == "demo"

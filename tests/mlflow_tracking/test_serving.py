@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import signal
 import socket
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fedsir.errors import BadInput, RunFailed
 from mlflow_tracking import serving
-from mlflow_tracking.serving import ServerSettings, artifact_place, run_tables, serve, server_command
+from mlflow_tracking.serving import ServerSettings, artifact_place, host_of, run_tables, serve, server_command
 from mlflow_tracking.store import Store, prepare_database
 
 
@@ -29,6 +33,75 @@ def test_only_this_machine_reaches_it_unless_told_otherwise(settings: ServerSett
     assert replace(settings, host="node1.example.org").is_open
     assert replace(settings, host="0.0.0.0", port=80).address == "http://127.0.0.1:80"
     assert replace(settings, host="::1", port=80).address == "http://[::1]:80"
+
+
+@pytest.mark.parametrize(
+    ("given", "host", "listens_at", "address", "is_open"),
+    [
+        ("::", "::", "[::]:80", "http://[::1]:80", True),
+        ("[::]", "::", "[::]:80", "http://[::1]:80", True),
+        ("[::1]", "::1", "[::1]:80", "http://[::1]:80", False),
+        ("[fe80::1]", "fe80::1", "[fe80::1]:80", "http://[fe80::1]:80", True),
+        ("0:0:0:0:0:0:0:0", "0:0:0:0:0:0:0:0", "[0:0:0:0:0:0:0:0]:80", "http://[::1]:80", True),
+        ("node1", "node1", "node1:80", "http://node1:80", True),
+        ("0.0.0.0", "0.0.0.0", "0.0.0.0:80", "http://127.0.0.1:80", True),
+    ],
+)
+def test_addresses_of_ipv6_have_brackets(given: str, host: str, listens_at: str, address: str, is_open: bool) -> None:
+    settings = ServerSettings("sqlite:///x.db", host=host_of(given), port=80)
+    assert (settings.host, settings.listens_at, settings.address) == (host, listens_at, address)
+    assert settings.is_open == is_open
+
+
+SERVES = """
+import sys
+from mlflow_tracking import serving
+serving.server_command = lambda _: ([sys.executable, "-c", sys.argv[2]], {})
+serving._wait_until_it_answers = lambda *_: None
+serving.prepare_database = lambda _: None
+serving.serve(serving.ServerSettings(sys.argv[1], port=int(sys.argv[3])), lambda: print("ready", flush=True))
+"""
+# A server with a worker that takes its time to end, and says whether it got to that.
+SERVER = """
+import os, signal, sys, time
+def stop(*_):
+    time.sleep(1)
+    os.write(1, b"ended\\n")
+    os._exit(0)
+signal.signal(signal.SIGTERM, stop)
+os.fork()
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no such signal")
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_server_and_workers_end_with_the_terminal(settings: ServerSettings, start_python: Any, number: int) -> None:
+    """Which may tell several times."""
+    process = start_python(SERVES, settings.uri, SERVER, str(settings.port))
+    lines = [process.stdout.readline() for _ in range(3)]
+    assert sorted(lines) == ["ready\n", "up\n", "up\n"]
+    process.send_signal(number)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGHUP)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, err
+    assert out.count("ended") == 2
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no such signal")
+def test_nohup_keeps_the_server(settings: ServerSettings, start_python: Any) -> None:
+    ignoring = "import signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+    process = start_python(ignoring + SERVES, settings.uri, SERVER, str(settings.port))
+    while process.stdout.readline() != "ready\n":
+        assert process.poll() is None
+    process.send_signal(signal.SIGHUP)
+    time.sleep(0.5)
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
 
 
 def test_passwords_are_no_arguments(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,9 +33,37 @@ def test_sqlite_path_is_absolute_and_literal() -> None:
     assert sqlite_path("sqlite:///~/x.db") == Path.home() / "x.db"
 
 
-def test_passwords_are_not_shown() -> None:
-    assert shown_uri("postgresql://ann:s3cret@host/db") == "postgresql://ann:***@host/db"
-    assert shown_uri("http://host:5000") == "http://host:5000"
+@pytest.mark.parametrize(
+    ("uri", "shown"),
+    [
+        ("postgresql://ann:s3cret@host/db", "postgresql://ann:***@host/db"),
+        # SQLAlchemy takes these for parts of the password.
+        ("postgresql://ann:s3/c?r#et@host/db", "postgresql://ann:***@host/db"),
+        (
+            "postgresql+psycopg://host/db?user=ann&password=s3cret&sslmode=require",
+            "user=ann&password=***&sslmode=require",
+        ),
+        ("postgresql://host/db?Pass%77ord=s3cret", "?Pass%77ord=***"),
+        ("https://host:5000/?token=s3cret#x", "https://host:5000/?token=***"),
+        ("https://ann:s3cret@host?api_key=s3cret", "https://ann:***@host?api_key=***"),
+        ("mssql+pyodbc://?odbc_connect=DRIVER%3Dx%3BPWD%3Ds3cret", "?odbc_connect=***"),
+    ],
+)
+def test_passwords_are_not_shown(uri: str, shown: str) -> None:
+    assert shown_uri(uri).endswith(shown)
+    assert "s3" not in shown_uri(uri)
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "http://host:5000",
+        "sqlite:////srv/x.db?timeout=3",
+        "postgresql://ann@host:5432/db?keepalives=1&application_name=a@b",
+    ],
+)
+def test_addresses_without_secrets_are_shown_as_they_are(uri: str) -> None:
+    assert shown_uri(uri) == uri
 
 
 def test_everything_is_recorded_unless_switched_off() -> None:

@@ -239,6 +239,16 @@ def test_links_and_files_of_other_kinds_are_refused(other: str, tmp_path: Path) 
         import_runs(other, tmp_path / "none.zip", print)
 
 
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_other_ways_of_compression_are_refused(other: str, tmp_path: Path, method: int) -> None:
+    """Python unpacks them without a limit on what a few bytes may become."""
+    file = tmp_path / "a.zip"
+    with zipfile.ZipFile(file, "w", method) as archive:
+        archive.writestr("manifest.json", json.dumps(MANIFEST))
+    with pytest.raises(BadInput, match="neither stored nor deflated"):
+        import_runs(other, file, print)
+
+
 def test_damage_is_found(book: Store, other: str, synthetic: Any, tmp_path: Path) -> None:
     _record(book, synthetic, "a1")
     file = tmp_path / "a.zip"

@@ -34,7 +34,8 @@ def kept_or_drawn(config: PhantomData, draw: Callable[[], Images]) -> Images:
         entry = load_entry(root, key := _key(config))
     except BadInput:  # no home folder
         return draw()
-    if entry is not None:
+    asked: dict[Split, int] = {"train": config.train_images, "test": config.test_images}
+    if entry is not None and entry.fits(config.image_size, files=0) and entry.counts == asked:
         return entry.images
     drawn = draw()
     # On failure: a full or read-only disk. The drawn images serve as well.

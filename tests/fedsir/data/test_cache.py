@@ -131,3 +131,16 @@ def test_cache_root_prefers_configuration_then_environment(tmp_path: Path, monke
     monkeypatch.delenv("FEDSIR_CACHE")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache_root(None) == tmp_path / ".cache" / "fedsir"
+
+
+@pytest.mark.parametrize("part", ["hashes", "bad", "size"])
+def test_an_entry_of_other_files_is_not_taken_for_what_another_process_has_written(cache: Path, part: str) -> None:
+    size = 20 if part == "size" else 16
+    with EntryWriter(cache, KEY, size) as writer:
+        writer.append("train", np.full((1, size, size), 1, dtype=np.uint8))
+        writer.commit(np.full((2, 32), part != "hashes", dtype=np.uint8), {0 if part == "bad" else 1: "empty file"})
+    with EntryWriter(cache, KEY, 16) as writer:
+        writer.append("train", np.full((1, 16, 16), 2, dtype=np.uint8))
+        entry = writer.commit(np.ones((2, 32), dtype=np.uint8), {1: "empty file"})
+    assert (entry.images["train"] == 2).all()
+    assert entry.images["train"].shape == (1, 16, 16)

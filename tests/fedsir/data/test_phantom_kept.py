@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fedsir.config.data import PhantomData
+from fedsir.data.cache import EntryWriter
 from fedsir.data.phantom import kept, load_phantom
 
 CONFIG = PhantomData(source="phantom", image_size=16, train_images=10, test_images=6)
@@ -66,3 +67,20 @@ def test_a_damaged_entry_is_drawn_anew(cache: Path) -> None:
     digest = load_phantom(CONFIG).digest
     (entries(cache)[0] / "train.npy").write_bytes(b"not an array")
     assert load_phantom(CONFIG).digest == digest
+
+
+@pytest.mark.parametrize(("train", "test", "size"), [(9, 6, 16), (10, 7, 16), (10, 6, 20)])
+def test_an_entry_about_other_images_is_drawn_anew(cache: Path, train: int, test: int, size: int) -> None:
+    """Whoever shares the cache may have put it there: whole, but of other numbers or sizes."""
+    sound = load_phantom(CONFIG)
+    (place,) = entries(cache)
+    with EntryWriter(cache / "other", "k", size) as writer:
+        writer.append("train", np.zeros((train, size, size), np.uint8))
+        writer.append("test", np.zeros((test, size, size), np.uint8))
+        writer.commit(np.zeros((0, 32), np.uint8), {})
+    for path in (cache / "other" / "images" / "k").iterdir():
+        path.replace(place / path.name)
+    assert load_phantom(CONFIG).digest == sound.digest
+    # And it has been replaced.
+    assert isinstance(load_phantom(CONFIG).train.images, np.memmap)
+    assert np.array_equal(load_phantom(CONFIG).train.images, sound.train.images)
