@@ -43,7 +43,8 @@ def run_one(source: str, overrides: Sequence[str], fresh: bool) -> None:
     console = new_console()
     with open_session(console, continues=True) as session:
         label = f"{config.name}: {config.method.label}, seed {config.seed}"
-        result = session.run(config, [LiveLine(console, label, Notes(console))], fresh)
+        with _in_order(LiveLine(console, label, Notes(console))) as line:
+            result = session.run(config, [line], fresh)
         kind = session.dataset(config).kind
     console.print(final_table(config, result, kind))
     _where(console, config)
@@ -66,8 +67,9 @@ def compare_methods(source: str, overrides: Sequence[str], methods: str, seeds: 
         for position in range(len(numbers)):
             for method in chosen:
                 config = configs[method][position]
-                line = LiveLine(console, f"{config.name}: {method}, seed {config.seed}", notes)
-                results[method].append(session.run(config, [line]))
+                label = f"{config.name}: {method}, seed {config.seed}"
+                with _in_order(LiveLine(console, label, notes)) as line:
+                    results[method].append(session.run(config, [line]))
         kind = session.dataset(base).kind
     title = f"{base.name} ({kind} images), last of {base.training.rounds} rounds"
     console.print(comparison_table(title, results))
@@ -178,6 +180,15 @@ def rebuild_pretext_weights(out: Path) -> None:
     features = pretrain(on_epoch=lambda epoch, loss: console.print(f"epoch {epoch + 1}: loss {loss:.4f}"))
     save(features, out)
     say(console, f"wrote {out}")
+
+
+@contextmanager
+def _in_order(line: LiveLine) -> Iterator[LiveLine]:
+    """Stop the line also where a run ends untold, as when its end cannot be recorded."""
+    try:
+        yield line
+    finally:
+        line.stop()
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from fedsir.config.training import ExecutionConfig
 from fedsir.data.dataset import Dataset
 from fedsir.data.load import load_dataset
 from fedsir.data.progress import Progress
-from fedsir.errors import FedsirError
+from fedsir.errors import FedsirError, StoreUnreachable
 from fedsir.events import Recorder, RunResult
 from fedsir.server import Memory, RunServer, runtime_setup
 
@@ -40,6 +40,33 @@ class Waiting(Protocol):
 
 def _silently(what: str) -> AbstractContextManager[object]:
     return nullcontext(what)
+
+
+@contextmanager
+def _saying_what_is_kept(config: RunFile) -> Iterator[None]:
+    """Complete what is said of a store that is out of reach."""
+    try:
+        yield
+    except StoreUnreachable as error:
+        file = config.checkpoint_file
+        if file.exists():
+            kept = f"The rounds of this run are kept in {file}.\nThe same command continues there and records them."
+        else:
+            kept = "No round of this run has been made, so nothing is lost.\nThe same command begins it again."
+        raise StoreUnreachable(f"{error}\n{kept}") from error.__cause__
+
+
+def _require_unfinished(store: Store, config: RunFile, stopping: threading.Event | None) -> None:
+    """Raise FinishedElsewhere if the store has the result of a run, StoreUnreachable if it cannot be asked."""
+    from mlflow_tracking.delivery import patiently
+    from mlflow_tracking.states import recorded_state
+
+    identity = config.identity()
+    look = partial(recorded_state, store, identity)
+    # The runs of a long queue must not wait for a store that is gone one after the other.
+    known = patiently(store, look, config.tracking.patience_s, stopping, since_lost=True)
+    if known is not None and known.status == "finished":
+        raise FinishedElsewhere(f"{config.name} ({config.method.label}, seed {config.seed}) is finished")
 
 
 class Session:
@@ -87,29 +114,29 @@ class Session:
         fresh: bool = False,
         unless_finished: bool = False,
         parent: str | None = None,
+        stopping: threading.Event | None = None,
     ) -> RunResult:
         """Run to the last round, recorded in MLflow and by `recorders`; continues an interrupted run.
 
-        `fresh` starts over instead. parent: id of the MLflow run of the sweep that it belongs to. Raises BadInput
-        before anything is changed (RunHeld where another process is at it), RunFailed afterwards; with
-        `unless_finished` FinishedElsewhere where the store has its result already.
+        `fresh` starts over instead. parent: id of the MLflow run of the sweep that it belongs to. stopping: ends
+        waiting for a store that is out of reach. Raises BadInput before anything is changed (RunHeld where another
+        process is at it), RunFailed afterwards (StoreUnreachable where the checkpoint keeps what the store lacks);
+        with `unless_finished` FinishedElsewhere where the store has its result already.
         """
         from mlflow_tracking.recorder import MlflowRecorder
-        from mlflow_tracking.states import recorded_state
 
         self._check_quickly(config)
-        with claim_run(config) as claims:
+        with claim_run(config) as claims, _saying_what_is_kept(config):
             store = self.store(config)
             if unless_finished:
                 # Looked up under the claim: before it, another process could still finish the run.
-                known = recorded_state(store, config.identity())
-                if known is not None and known.status == "finished":
-                    raise FinishedElsewhere(f"{config.name} ({config.method.label}, seed {config.seed}) is finished")
+                _require_unfinished(store, config, stopping)
             checkpoint.remove_partial(config.checkpoint_file)
             with self._condition(config) as (condition, memory), self.executor(config) as (executor, device):
                 if fresh:
                     checkpoint.remove(config.checkpoint_file)
-                everyone = [ClaimGuard(claims, [MlflowRecorder(store, config.tracking, parent)]), *recorders]
+                recorder = MlflowRecorder(store, config.tracking, parent, stopping)
+                everyone = [ClaimGuard(claims, [recorder]), *recorders]
                 return coordinator.run(config, condition, executor, everyone, config.checkpoint_file, device, memory)
 
     @contextmanager

@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from fedsir import __version__
-from fedsir.errors import BadInput, first_line
+from fedsir.errors import BadInput, RunFailed, first_line
 
 FORMAT = "2"
 Arrays = dict[str, NDArray[Any]]
@@ -32,6 +32,10 @@ Arrays = dict[str, NDArray[Any]]
 
 class Damaged(BadInput):
     """A checkpoint that is not as it was written."""
+
+
+class NotWritten(RunFailed):
+    """A checkpoint could not be written, for no fault of the run, which can be continued from the one before."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,8 @@ def previous(path: Path) -> Path:
 def save(path: Path, owner: Owner, content: Mapping[str, Any]) -> None:
     """Write `content` (names to plain data, see `encode`); the file at `path` is whole or the old one.
 
-    The old one becomes the previous one. Raises OSError when the folder cannot be written.
+    The old one becomes the previous one. Raises NotWritten where the disk is full or the folder cannot be written;
+    what is there then still serves.
     """
     arrays: Arrays = {}
     header = {
@@ -122,9 +127,9 @@ def save(path: Path, owner: Owner, content: Mapping[str, Any]) -> None:
         "settings": json.dumps(owner.settings),
         "structure": json.dumps(encode(content, arrays)),
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         save_file(arrays, partial, {**header, "digest": _digest(arrays, header)})
         with partial.open("rb") as handle:
             os.fsync(handle.fileno())
@@ -132,8 +137,15 @@ def save(path: Path, owner: Owner, content: Mapping[str, Any]) -> None:
         with suppress(FileNotFoundError):
             path.replace(previous(path))
         partial.replace(path)
+    except (OSError, SafetensorError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
+        raise NotWritten(
+            f"checkpoint {path} could not be written: {reason}\n"
+            f"Make {path.parent} writable, or room in it. The same command continues after the last finished round."
+        ) from error
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
 
 
 def remove(path: Path) -> None:

@@ -18,7 +18,7 @@ from fedsir.clients.runtime import set_threads
 from fedsir.condition import Condition
 from fedsir.config.run import RunConfig
 from fedsir.data.dataset import Dataset
-from fedsir.errors import FedsirError, RunFailed, WorkersLost
+from fedsir.errors import FedsirError, RunFailed, StoreUnreachable, WorkersLost
 from fedsir.evaluation.run import Evaluator
 from fedsir.events import (
     TOTALS,
@@ -37,7 +37,7 @@ from fedsir.methods.registry import find_method
 from fedsir.models.flat import FlatWeights
 from fedsir.server import Memory, RoundCosts, RunServer, predict_test, runtime_setup, timed
 
-INTERRUPTIONS = (KeyboardInterrupt, SystemExit, WorkersLost)
+INTERRUPTIONS = (KeyboardInterrupt, SystemExit, WorkersLost, StoreUnreachable, checkpoint.NotWritten)
 """What stops a run from outside; it is recorded as killed rather than as failed."""
 
 

@@ -22,6 +22,10 @@ class WorkersLost(RunFailed):
     """What runs the clients is gone, for no fault of the run that it happened to, which can be continued."""
 
 
+class StoreUnreachable(RunFailed):
+    """The record could not be delivered, for no fault of the run; its checkpoint keeps it, so that it can be later."""
+
+
 def first_line(error: BaseException) -> str:
     """First line of what an error says, or its type where it says nothing."""
     lines = str(error).strip().splitlines()

@@ -9,15 +9,11 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from mlflow_tracking.config import sqlite_path
+from mlflow_tracking.sqlite_file import opened_for_reading
 from mlflow_tracking.store import Store
-
-# Another process that commits keeps readers out for a moment.
-SQLITE_TIMEOUT_S = 20.0
 
 
 def rows_in_sqlite(store: Store, query: str, values: Sequence[object]) -> list[tuple[Any, ...]] | None:
@@ -29,13 +25,6 @@ def rows_in_sqlite(store: Store, query: str, values: Sequence[object]) -> list[t
     path = sqlite_path(store.uri)
     if path is None:
         return None
-    with contextlib.suppress(sqlite3.Error), store.lock:
-        return _read(path, query, values)
-    return None
-
-
-def _read(path: Path, query: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
-    # Read-only, so that nothing here can harm a record.
-    uri = f"file:{quote(str(path))}?mode=ro"
-    with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=SQLITE_TIMEOUT_S)) as connection:
+    with contextlib.suppress(sqlite3.Error), store.lock, opened_for_reading(path) as connection:
         return connection.execute(query, tuple(values)).fetchall()
+    return None

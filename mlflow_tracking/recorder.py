@@ -9,21 +9,18 @@ from __future__ import annotations
 import logging
 import math
 import tempfile
-import time
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from pathlib import Path
-from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
-from fedsir.errors import RunFailed
+from fedsir.errors import RunFailed, StoreUnreachable
 from fedsir.events import (
     FINAL_METRICS,
     ROUND_METRICS,
-    DatasetFacts,
     Event,
     RoundFinished,
     RoundRecord,
@@ -33,77 +30,65 @@ from fedsir.events import (
     RunStopped,
 )
 from mlflow_tracking.config import TrackingConfig, shown_uri
-from mlflow_tracking.describe import (
-    TAG_ERROR,
-    TAG_RESUMED,
-    TAG_RUN_ID,
-    TAG_SUPERSEDED,
-    dataset_input,
-    error_text,
-    parameters,
-    run_name,
-    tags,
-)
+from mlflow_tracking.delivery import Point, Points, attempt, patiently
+from mlflow_tracking.describe import TAG_ERROR, error_text, run_name
+from mlflow_tracking.opening import Opening
+from mlflow_tracking.outage import is_outage, reason
 from mlflow_tracking.store import Store
 
-if TYPE_CHECKING:
-    from mlflow.entities import Metric, Param, Run, RunTag
-
-# MLflow refuses larger batches: metrics, parameters and tags together.
-ENTITIES_PER_BATCH = 1000
-
-Point = tuple[str, float, int]  # key, value, step
+T = TypeVar("T")
 
 
 @dataclass
 class _OpenRun:
-    """What the recorder remembers between events.
-
-    logged: every (key, step) already in the store. unsent: points that are not, in order, and `sent` when the latest
-    ones were (seconds on the monotonic clock). notes: what was noted in each round, for the final files.
-    """
+    """What the recorder remembers between events. notes: what was noted in each round, for the final files."""
 
     started: RunStarted
-    mlflow_id: str
-    logged: set[tuple[str, int]] = field(default_factory=set)
-    unsent: dict[tuple[str, int], Metric] = field(default_factory=dict)
-    sent: float = -math.inf
+    points: Points
     notes: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
-    def take(self, points: Iterable[Point]) -> None:
-        """Keep points that the store lacks until they are sent, as of now."""
-        from mlflow.entities import Metric
-
-        now = int(time.time() * 1000)
-        for key, value, step in points:
-            if (key, step) not in self.logged:
-                self.unsent.setdefault((key, step), Metric(key, value, now, step))
+    @property
+    def mlflow_id(self) -> str:
+        return self.points.mlflow_id
 
     def take_rounds(self, records: Sequence[RoundRecord]) -> None:
         """The points and notes of `records`."""
         self.notes.update({record.round: record.notes for record in records if record.notes})
         for record in records:
-            self.take(_points(record.metrics, ROUND_METRICS, record.round))
+            self.points.take(_points(record.metrics, ROUND_METRICS, record.round))
 
 
 class MlflowRecorder:
     """Recorder (`fedsir.events.Recorder`) that may serve several runs, one after another.
 
-    Threads may have a recorder each on one store. Of `settings` only figures, weights and flush_seconds count here.
-    Rounds are kept and sent together (see `TrackingConfig.flush_seconds`); the start and the end of a run are in
-    the store when `record` returns. Rounds that are lost with the process come again as `RunStarted.history`.
+    Threads may have a recorder each on one store. Of `settings` only figures, weights, flush_seconds and patience_s
+    count here. Rounds are kept and sent together (see `TrackingConfig.flush_seconds`); the start and the end of a run
+    are in the store when `record` returns. Rounds that are lost with the process come again as `RunStarted.history`.
+
+    A store that is out of reach for a while (see `outage.is_outage`) costs nothing but time: rounds are kept until it
+    is back, the start and the end wait for it, at most `TrackingConfig.patience_s`. Then StoreUnreachable is raised.
+    The spool on disk is the run's checkpoint, which holds the method's state and the whole history and is written
+    before a round is reported: the run is continued, which is one evaluation where all rounds are done, and its
+    record delivered. There is no second file of points.
 
     MLflow keeps both points when a step is logged twice, so points already in the store are never sent again.
-    If the store fails, the MLflow run is set to FAILED as far as the store allows, and RunFailed is raised, at the
-    latest when the next rounds are sent.
+    If the store refuses something, the MLflow run is set to FAILED as far as the store allows, and RunFailed is
+    raised, at the latest when the next rounds are sent.
     """
 
-    def __init__(self, store: Store, settings: TrackingConfig | None = None, parent: str | None = None) -> None:
-        """parent: id of the MLflow run that the recorded ones are nested under."""
+    def __init__(
+        self,
+        store: Store,
+        settings: TrackingConfig | None = None,
+        parent: str | None = None,
+        stopping: threading.Event | None = None,
+    ) -> None:
+        """parent: id of the MLflow run above the recorded ones. stopping: ends waiting for the store."""
         self._store = store
         self._client = store.client
         self._settings = TrackingConfig() if settings is None else settings
         self._parent = parent
+        self._stopping = stopping
         self._open: _OpenRun | None = None
 
     @property
@@ -112,7 +97,7 @@ class MlflowRecorder:
         return None if self._open is None else self._open.mlflow_id
 
     def record(self, event: Event) -> None:
-        """Take note of `event`; raises RunFailed if the store cannot."""
+        """Take note of `event`; raises RunFailed if the store cannot, StoreUnreachable if it is out of reach."""
         match event:
             case RunStarted():
                 with self._failing_loudly("the start", event):
@@ -121,8 +106,8 @@ class MlflowRecorder:
                 run = self._current("a round")
                 with self._failing_loudly(f"round {event.record.round}", run.started):
                     run.take_rounds([event.record])
-                    if monotonic() - run.sent >= self._settings.flush_seconds:
-                        self._send(run)
+                    if run.points.idle_s >= self._settings.flush_seconds and not self._store.reach.pause:
+                        self._try_to_send(run)
             case RunFinished():
                 run = self._current("the end")
                 with self._failing_loudly("the result", run.started):
@@ -134,98 +119,24 @@ class MlflowRecorder:
     def _start(self, event: RunStarted) -> None:
         from mlflow_tracking.artifacts import write_start  # with pandas: a third of a second
 
-        with self._store.lock:
-            earlier = self._unfinished(event.run_id)
-            if event.history and earlier:
-                run = self._reopen(event, earlier[0])
-            else:
-                run = self._create(event)
-                for stale in earlier:
-                    self._supersede(stale, run.mlflow_id)
+        opening = Opening(self._store, event, self._parent, self._insist)
+        self._open = run = _OpenRun(event, Points(opening.find_or_create()))
+        run.take_rounds(event.history)
+        opening.hand_over(run.points)
         writers = [partial(write_start, event)]
         if self._settings.figures:
             from mlflow_tracking.drawings import draw_start  # with matplotlib, another third
 
             writers.append(partial(draw_start, event))
-        with self._files(writers) as folder, self._store.lock:
-            self._client.log_artifacts(run.mlflow_id, folder)
-
-    def _unfinished(self, run_id: str) -> list[Run]:
-        """MLflow runs of this identity that never reached FINISHED, newest first."""
-        return self._store.runs(f"tags.`{TAG_RUN_ID}` = '{run_id}' and attributes.status != 'FINISHED'")
-
-    def _create(self, event: RunStarted) -> _OpenRun:
-        from mlflow.entities import Param
-
-        created = self._client.create_run(
-            self._store.experiment_id, run_name=run_name(event.config), tags=tags(event, self._parent)
-        )
-        self._open = run = _OpenRun(event, created.info.run_id)
-        run.take_rounds(event.history)
-        self._send(run, params=[Param(k, v) for k, v in parameters(event).items()])
-        self._log_dataset(run.mlflow_id, event.dataset)
-        return run
-
-    def _reopen(self, event: RunStarted, earlier: Run) -> _OpenRun:
-        from mlflow.entities import Param, RunTag
-
-        mlflow_id = earlier.info.run_id
-        self._open = run = _OpenRun(event, mlflow_id)
-        self._client.update_run(mlflow_id, status="RUNNING")
-        resumed = int(earlier.data.tags.get(TAG_RESUMED, "0")) + 1
-        now = {**tags(event, self._parent), TAG_RESUMED: str(resumed)}
-        # MLflow refuses to change a parameter, so only missing ones are sent.
-        missing = {k: v for k, v in parameters(event).items() if k not in earlier.data.params}
-        for key in earlier.data.metrics:
-            run.logged.update((key, point.step) for point in self._client.get_metric_history(mlflow_id, key))
-        run.take_rounds(event.history)
-        self._send(
-            run,
-            params=[Param(k, v) for k, v in missing.items()],
-            tags=[RunTag(k, v) for k, v in now.items()],
-        )
-        if TAG_ERROR in earlier.data.tags:
-            self._client.delete_tag(mlflow_id, TAG_ERROR)
-        if earlier.inputs is None or not earlier.inputs.dataset_inputs:
-            self._log_dataset(mlflow_id, event.dataset)
-        return run
-
-    def _supersede(self, stale: Run, successor: str) -> None:
-        """A run that starts anew leaves its interrupted predecessors behind: they will never continue."""
-        self._client.set_tag(stale.info.run_id, TAG_SUPERSEDED, successor)
-        if stale.info.status == "RUNNING":
-            self._client.set_terminated(stale.info.run_id, "KILLED")
-
-    def _log_dataset(self, mlflow_id: str, dataset: DatasetFacts) -> None:
-        from mlflow.exceptions import MlflowException
-
-        inputs = [dataset_input(dataset)]
-        try:
-            self._client.log_inputs(mlflow_id, datasets=inputs)
-        except MlflowException:
-            # MLflow looks for the data set, then adds it; of processes that start at once only one succeeds in that.
-            self._client.log_inputs(mlflow_id, datasets=inputs)
-
-    def _send(self, run: _OpenRun, params: Sequence[Param] = (), tags: Sequence[RunTag] = ()) -> None:
-        """Everything unsent, with `params` and `tags`, in as few calls as MLflow allows."""
-        with self._store.lock:
-            while run.unsent or params or tags:
-                points = list(islice(run.unsent.items(), ENTITIES_PER_BATCH - len(params) - len(tags)))
-                self._client.log_batch(
-                    run.mlflow_id, metrics=[metric for _, metric in points], params=params, tags=tags
-                )
-                for place, _ in points:
-                    del run.unsent[place]
-                    run.logged.add(place)
-                params, tags = (), ()
-        run.sent = monotonic()
+        with self._files(writers) as folder:
+            self._insist(partial(self._client.log_artifacts, run.mlflow_id, folder))
 
     def _finish(self, run: _OpenRun, result: RunResult) -> None:
         from mlflow_tracking.artifacts import write_finish, write_weights
 
         # Before the files: a result whose files cannot be written still has its figures.
-        run.take(_points(result.final, FINAL_METRICS, 0))
-        self._send(run)
+        run.points.take(_points(result.final, FINAL_METRICS, 0))
+        self._insist(partial(run.points.send, self._client))
         writers = [partial(write_finish, run.started, result, run.notes)]
         if self._settings.weights:
             writers.append(partial(write_weights, result))
@@ -233,26 +144,44 @@ class MlflowRecorder:
             from mlflow_tracking.drawings import draw_finish
 
             writers.append(partial(draw_finish, run.started, result))
-        with self._files(writers) as folder, self._store.lock:
-            self._client.log_artifacts(run.mlflow_id, folder)
-            self._client.set_terminated(run.mlflow_id, "FINISHED")
+        with self._files(writers) as folder:
+            self._insist(partial(self._client.log_artifacts, run.mlflow_id, folder))
+        self._insist(partial(self._client.set_terminated, run.mlflow_id, "FINISHED"))
+
+    def _insist(self, call: Callable[[], T], again: Callable[[], T] | None = None) -> T:
+        """What `call` returns, or `again` after it failed, as soon as the store can be reached."""
+        return patiently(self._store, call, self._settings.patience_s, self._stopping, again)
+
+    def _try_to_send(self, run: _OpenRun) -> None:
+        """Send what is unsent if the store can be reached; otherwise it is tried again with a later round."""
+        try:
+            attempt(self._store, partial(run.points.send, self._client))
+        except Exception as error:
+            if not is_outage(error):
+                raise
 
     def _stop(self, event: RunStopped) -> None:
         run, self._open = self._open, None
         if run is None:
             return
-        # The error that stopped the run matters more than one met while noting it.
-        with self._only_warning(f"the last rounds of run {run.mlflow_id} are missing"):
-            self._send(run)
-        with self._only_warning(f"run {run.mlflow_id} stays without an end"):
-            self._mark_stopped(run.mlflow_id, event.error, "KILLED" if event.killed else "FAILED")
+        mark = partial(self._mark_stopped, run.mlflow_id, event.error, "KILLED" if event.killed else "FAILED")
+        for lost, call in (
+            (f"the last rounds of run {run.mlflow_id} are missing", partial(run.points.send, self._client)),
+            (f"run {run.mlflow_id} stays without an end", mark),
+        ):
+            if event.killed and self._store.reach.pause:
+                # Whoever stops a run does not want to wait, and its checkpoint has what is missing.
+                logging.getLogger(__name__).warning("%s in %s until it is continued", lost, shown_uri(self._store.uri))
+                return
+            # The error that stopped the run matters more than one met while noting it.
+            with self._only_warning(lost):
+                attempt(self._store, call)
 
     def _mark_stopped(self, mlflow_id: str, error: BaseException, status: str) -> None:
-        with self._store.lock:
-            try:
-                self._client.set_tag(mlflow_id, TAG_ERROR, error_text(error))
-            finally:
-                self._client.set_terminated(mlflow_id, status)
+        try:
+            self._client.set_tag(mlflow_id, TAG_ERROR, error_text(error))
+        finally:
+            self._client.set_terminated(mlflow_id, status)
 
     @staticmethod
     @contextmanager
@@ -270,23 +199,33 @@ class MlflowRecorder:
 
     @contextmanager
     def _failing_loudly(self, what: str, started: RunStarted) -> Iterator[None]:
+        run = f"{run_name(started.config)} ({started.run_id})"
         try:
             yield
+        except StoreUnreachable as error:
+            # Not marked as failed: it is interrupted, and will be continued.
+            self._open = None
+            raise StoreUnreachable(f"{run}: {what} could not be recorded: {error}") from error.__cause__
         except Exception as error:  # the store, the disk and the plots fail in ways of their own
             if self._open is not None:
                 with self._only_warning(f"run {self._open.mlflow_id} cannot be marked as failed"):
-                    self._mark_stopped(self._open.mlflow_id, error, "FAILED")
+                    attempt(self._store, partial(self._mark_stopped, self._open.mlflow_id, error, "FAILED"))
             raise RunFailed(
-                f"{run_name(started.config)} ({started.run_id}): {what} could not be recorded in "
-                f"{shown_uri(self._store.uri)}: {type(error).__name__}: {error}"
+                f"{run}: {what} could not be recorded in {shown_uri(self._store.uri)}: {type(error).__name__}: {error}"
             ) from error
 
     @contextmanager
     def _only_warning(self, what: str) -> Iterator[None]:
         try:
             yield
-        except Exception:
-            logging.getLogger(__name__).warning("%s in %s", what, shown_uri(self._store.uri), exc_info=True)
+        except Exception as error:
+            logging.getLogger(__name__).warning(
+                "%s in %s: %s",
+                what,
+                shown_uri(self._store.uri),
+                reason(error),
+                exc_info=not is_outage(error),  # which needs no explanation
+            )
 
 
 def _points(values: Mapping[str, float], keys: Sequence[str], step: int) -> Iterator[Point]:

@@ -6,26 +6,24 @@ import contextlib
 import logging
 import os
 import socket
-import sqlite3
-import tempfile
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 from fedsir.errors import BadInput
 from mlflow_tracking.config import SERVER_SCHEMES, TrackingConfig, shown_uri, sqlite_path
 from mlflow_tracking.describe import EXPERIMENT_NOTE, TAG_GRID, TAG_NOTE
+from mlflow_tracking.outage import Reach
 from mlflow_tracking.problems import StoreProblemError, explained, refusal
+from mlflow_tracking.sqlite_file import alone_on, count_runs, require_creatable
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
     from mlflow.tracking import MlflowClient
 
-# Creating the schema takes seconds; another process that still does so after this long is stuck.
-LOCK_TIMEOUT_S = 120.0
 CONNECT_TIMEOUT_S = 5.0
 PAGE = 1000
 
@@ -35,7 +33,8 @@ class Store:
     """An opened store. The client carries its own URI, so MLflow's process-wide settings never matter.
 
     lock: held by whoever uses the client. Threads that wrote to SQLite at once would wait for each other anyway,
-    but by polling with a time limit, and MLflow's cache of artifact folders has no lock of its own.
+    but by polling with a time limit, and MLflow's cache of artifact folders has no lock of its own. reach: what those
+    who use the store know of its being out of reach, see `delivery`.
     """
 
     uri: str
@@ -43,6 +42,7 @@ class Store:
     experiment_id: str
     client: MlflowClient
     lock: threading.RLock = field(default_factory=threading.RLock, compare=False, repr=False)
+    reach: Reach = field(default_factory=Reach, compare=False, repr=False)
 
     def runs(self, filter_string: str = "") -> list[Run]:
         """All runs of the experiment that pass MLflow's `filter_string`, newest first; not those above whole grids."""
@@ -84,17 +84,12 @@ def prepare_store(config: TrackingConfig) -> Store:
     recorded there.
     """
     path = sqlite_path(config.uri)
-    try:
-        with _quiet_mlflow():
-            if path is not None:
-                with _alone_on(path) as artifacts:
-                    return _open(config, f"sqlite:///{path}", artifacts)
-            _connect(config.uri)
-            return _open(config, config.uri, artifacts=None)
-    except StoreProblemError as problem:
-        raise BadInput(refusal(config.uri, problem)) from None
-    except Exception as error:  # database drivers, MLflow and the network share no base class
-        raise BadInput(refusal(config.uri, explained(config.uri, error))) from error
+    with _refusing(config.uri):
+        if path is not None:
+            with alone_on(path) as artifacts:
+                return _open(config, f"sqlite:///{path}", artifacts)
+        _connect(config.uri)
+        return _open(config, config.uri, artifacts=None)
 
 
 def existing_store(config: TrackingConfig) -> Store:
@@ -120,12 +115,12 @@ def check_store(config: TrackingConfig) -> StoreStatus:
     try:
         with _quiet_mlflow():
             if path is not None and not path.exists():
-                _creatable(path)
+                require_creatable(path)
                 return StoreStatus(shown, True, 0, "does not exist yet; the first run creates it")
             if path is not None:
                 if not os.access(path, os.W_OK):
                     raise StoreProblemError(f"{path} is read-only", "change its permissions or name another file")
-                return StoreStatus(shown, True, _count_in_sqlite(path, config.experiment), "ready")
+                return StoreStatus(shown, True, count_runs(path, config.experiment), "ready")
             _connect(config.uri)
             return StoreStatus(shown, True, _count_through_client(config), "ready")
     except Exception as error:
@@ -139,58 +134,23 @@ def prepare_database(uri: str) -> None:
     Raises BadInput with reason and remedy.
     """
     path = sqlite_path(uri)
-    try:
-        with _quiet_mlflow():
-            from mlflow.tracking import MlflowClient
+    with _refusing(uri):
+        from mlflow.tracking import MlflowClient
 
-            with contextlib.nullcontext() if path is None else _alone_on(path):
-                MlflowClient(tracking_uri=uri, registry_uri=uri).search_experiments(max_results=1)
-    except StoreProblemError as problem:
-        raise BadInput(refusal(uri, problem)) from None
-    except Exception as error:  # database drivers and MLflow share no base class
-        raise BadInput(refusal(uri, explained(uri, error))) from error
-
-
-def lock_file(path: Path) -> Path:
-    """Held while something is created in the SQLite file at `path` that must be there once."""
-    return path.with_name(path.name + ".lock")
+        with contextlib.nullcontext() if path is None else alone_on(path):
+            MlflowClient(tracking_uri=uri, registry_uri=uri).search_experiments(max_results=1)
 
 
 @contextlib.contextmanager
-def _alone_on(path: Path) -> Iterator[Path]:
-    """The folder for artifacts beside the SQLite file, which no other process opens for the first time meanwhile."""
-    from filelock import FileLock, Timeout
-
-    artifacts = path.parent / "artifacts"
-    lock = lock_file(path)
+def _refusing(uri: str) -> Iterator[None]:
+    """Whatever goes wrong with the store meanwhile becomes BadInput with reason and remedy."""
     try:
-        artifacts.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=artifacts), FileLock(lock, timeout=LOCK_TIMEOUT_S):
-            _probe_sqlite(path)
-            yield artifacts
-    except Timeout:
-        raise StoreProblemError(
-            f"another process has been creating the store for {LOCK_TIMEOUT_S:.0f} s",
-            f"end that process, or delete {lock} if there is none",
-        ) from None
-
-
-def _probe_sqlite(path: Path) -> None:
-    """Fail early, and without MLflow's retries, on files that cannot be written or are not MLflow's."""
-    with contextlib.closing(sqlite3.connect(path, timeout=20.0, isolation_level=None)) as connection:
-        connection.execute("BEGIN IMMEDIATE")
-        connection.execute("ROLLBACK")
-        tables = _tables(connection)
-    if tables and "experiments" not in tables:
-        raise _foreign(path)
-
-
-def _tables(connection: sqlite3.Connection) -> set[str]:
-    return {str(name) for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-
-
-def _foreign(path: Path) -> StoreProblemError:
-    return StoreProblemError(f"{path} is a SQLite database of another program", "name another file")
+        with _quiet_mlflow():
+            yield
+    except StoreProblemError as problem:
+        raise BadInput(refusal(uri, problem)) from None
+    except Exception as error:  # database drivers, MLflow and the network share no base class
+        raise BadInput(refusal(uri, explained(uri, error))) from error
 
 
 def _open(config: TrackingConfig, uri: str, artifacts: Path | None) -> Store:
@@ -241,37 +201,6 @@ def _connect(uri: str) -> None:
         ) from None
 
 
-def _creatable(path: Path) -> None:
-    parent = path.parent
-    while not parent.exists() and parent != parent.parent:
-        parent = parent.parent
-    try:
-        # Tried rather than asked for: permission bits say nothing about root, full disks and special file systems.
-        with tempfile.TemporaryFile(dir=parent):
-            pass
-    except OSError as error:
-        raise StoreProblemError(
-            f"{path} cannot be created under {parent} ({error.strerror or error})", "name a file in a folder of yours"
-        ) from None
-
-
-def _count_in_sqlite(path: Path, experiment: str) -> int:
-    # Read with SQLite alone: an MlflowClient would create or migrate the schema.
-    with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as connection:
-        tables = _tables(connection)
-        if not tables:
-            return 0
-        if not {"experiments", "runs", "tags"} <= tables:
-            raise _foreign(path)
-        (count,) = connection.execute(
-            "SELECT count(*) FROM runs JOIN experiments USING (experiment_id)"
-            " WHERE experiments.name = ? AND runs.lifecycle_stage = 'active'"
-            " AND NOT EXISTS (SELECT 1 FROM tags WHERE tags.run_uuid = runs.run_uuid AND tags.key = ?)",
-            (experiment, TAG_GRID),
-        ).fetchone()
-    return int(count)
-
-
 def _count_through_client(config: TrackingConfig) -> int:
     from mlflow.tracking import MlflowClient
 
@@ -289,8 +218,14 @@ def _quiet_mlflow() -> Iterator[None]:
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    # MLflow would try again for minutes, with others kept waiting, and without asking first what a request whose
+    # answer was lost has done: so a run may be created twice. `delivery` does both, and tries again by itself.
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "60")
     import mlflow.tracking  # noqa: F401  (its import sets the level of its logger)
 
+    # It logs every error of a database with its traceback, and raises it as well.
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL + 1)
     loggers = [logging.getLogger(name) for name in ("mlflow", "alembic")]
     for logger in loggers:
         logger.setLevel(logging.CRITICAL + 1)

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Literal
 
 from mlflow_tracking.config import sqlite_path
 from mlflow_tracking.describe import EXPERIMENT_NOTE, TAG_GRID, TAG_NOTE
+from mlflow_tracking.sqlite_file import LOCK_TIMEOUT_S, lock_file
 from mlflow_tracking.states import RecordedState, recorded_states
-from mlflow_tracking.store import LOCK_TIMEOUT_S, Store, lock_file
+from mlflow_tracking.store import Store
 
 if TYPE_CHECKING:
     from mlflow.entities import Run

@@ -110,7 +110,7 @@ class RunOptions:
 
 
 def run_grid(source: str, only: Sequence[str], overrides: Sequence[str], options: RunOptions) -> bool:
-    """Run what the record lacks, or with `retry` what has failed; whether no run of it has failed."""
+    """Run what the record lacks, or with `retry` what has failed; whether all of that is well and recorded."""
     part = None if options.shard is None else parse_shard(options.shard)
     whole = plan = _runnable(source, only, overrides)
     if part is not None:
@@ -134,12 +134,16 @@ def run_grid(source: str, only: Sequence[str], overrides: Sequence[str], options
     for line in usage_lines(tally):
         say(console, line)
     failed = [*tally.failed, *tally.failed_before]
-    for run in failed[:MAX_NAMED]:
-        say(console, f"failed: {run.label}", "red")
-    if len(failed) > MAX_NAMED:
-        say(console, f"and {len(failed) - MAX_NAMED} more")
+    for what, runs in (("failed", failed), ("not recorded", tally.undelivered)):
+        for run in runs[:MAX_NAMED]:
+            say(console, f"{what}: {run.label}", "red")
+        if len(runs) > MAX_NAMED:
+            say(console, f"and {len(runs) - MAX_NAMED} more")
     if failed:
         say(console, "reasons: fedsir sweep status; again: fedsir sweep retry")
+    if tally.undelivered:
+        kept = queue[0].config.checkpoint_file.parent
+        say(console, f"what is not recorded is kept in {kept}; fedsir sweep run (or retry) continues there")
     say(console, f"recorded in {shown_uri(tracking.uri)}, experiment {tracking.experiment}")
     return tally.all_well
 
@@ -181,6 +185,7 @@ def _recorded(
 ) -> tuple[Store | None, Mapping[str, RecordedState]]:
     """What the store knows of the runs; looking at a grid that has not begun creates nothing, not even the store."""
     with waiting(console, "reading the MLflow store"):
+        from mlflow_tracking.delivery import patiently
         from mlflow_tracking.states import recorded_states
         from mlflow_tracking.store import check_store, prepare_store
 
@@ -188,7 +193,8 @@ def _recorded(
         if looked.reachable and looked.runs == 0:
             return None, {}
         store = prepare_store(tracking)
-        return store, recorded_states(store, [run.identity for run in plan.runs])
+        look = partial(recorded_states, store, [run.identity for run in plan.runs])
+        return store, patiently(store, look, tracking.patience_s)
 
 
 def grid_status(source: str, only: Sequence[str], overrides: Sequence[str]) -> None:

@@ -12,6 +12,7 @@ import logging
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,8 @@ from experiments.claims import claim, claims_folder
 from experiments.expansion import Plan
 from fedsir.errors import RunFailed
 from mlflow_tracking.config import shown_uri
+from mlflow_tracking.delivery import patiently
+from mlflow_tracking.outage import is_outage, reason
 from mlflow_tracking.sweep_run import SweepFacts, begin_sweep_run, end_sweep_run, find_sweep_run
 
 if TYPE_CHECKING:
@@ -42,7 +45,8 @@ def sweep_run(store: Store, plan: Plan, about: Sequence[str]) -> Iterator[str]:
     try:
         with claim(folder, f"{name}-{uuid.uuid4().hex[:8]}", f"the sweep of grid {sweep.grid}"):
             try:
-                mlflow_id = begin_sweep_run(store, sweep)
+                begin = partial(begin_sweep_run, store, sweep)
+                mlflow_id = patiently(store, begin, plan.runs[0].config.tracking.patience_s)
             except Exception as error:  # database drivers, MLflow and the network share no base class
                 raise RunFailed(
                     f"grid {sweep.grid}: the sweep could not be recorded in {shown_uri(store.uri)}: "
@@ -65,9 +69,14 @@ def settle_sweep_run(store: Store, plan: Plan, about: Sequence[str]) -> None:
 def _end(store: Store, mlflow_id: str, sweep: SweepFacts, stopped: bool) -> None:
     try:
         end_sweep_run(store, mlflow_id, sweep, stopped)
-    except Exception:  # how the runs themselves ended matters more, and is recorded
+    except Exception as error:  # how the runs themselves ended matters more, and is recorded
         logging.getLogger(__name__).warning(
-            "run %s of grid %s stays without an end in %s", mlflow_id, sweep.grid, shown_uri(store.uri), exc_info=True
+            "run %s of grid %s stays without an end in %s: %s",
+            mlflow_id,
+            sweep.grid,
+            shown_uri(store.uri),
+            reason(error),
+            exc_info=not is_outage(error),
         )
 
 

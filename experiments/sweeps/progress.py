@@ -74,7 +74,7 @@ class SweepProgress:
         self._done = self._failed = self._elsewhere = 0
         self._worked = self._settled = 0.0
         self._running: dict[str, Running] = {}
-        self._held: set[str] = set()
+        self._postponed: set[str] = set()
         self._notes = Notes(console)
         self._said: set[str] = set()
         self._live: Live | None = None
@@ -139,16 +139,27 @@ class SweepProgress:
     def held(self, run: PlannedRun) -> None:
         """Another process works on the run; said twice of one run, it will not be looked at again."""
         with self._printing:
-            with self._state:
-                self._running.pop(run.identity, None)
-                again = run.identity in self._held
-                self._held.add(run.identity)
-                if again:
-                    self._settled += self._weight(run)
-            if again:
+            if self._put_off(run):
                 self._line(f"{run.label}: another process still works on it")
             else:
                 self._line(f"{run.label}: another process works on it, to be looked at again")
+
+    def undelivered(self, run: PlannedRun, error: BaseException) -> None:
+        """The store is out of reach for the record of the run; said twice of one run, it will not be tried again."""
+        with self._printing:
+            outlook = "the same command records it" if self._put_off(run) else "to be tried again"
+            say(self._console, f"{run.label}: not recorded yet, {outlook}: {first_line(error)}", "yellow")
+        self._summary()
+
+    def _put_off(self, run: PlannedRun) -> bool:
+        """Whether it was put off before, and will not be come to again."""
+        with self._state:
+            self._running.pop(run.identity, None)
+            again = run.identity in self._postponed
+            self._postponed.add(run.identity)
+            if again:
+                self._settled += self._weight(run)
+        return again
 
     def elsewhere(self, run: PlannedRun) -> None:
         """Another process has finished the run."""

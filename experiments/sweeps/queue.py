@@ -19,8 +19,9 @@ class Tally:
     """What became of the runs of a sweep.
 
     finished_before: finished when the sweep came to them. failed_before: failed earlier and not tried again.
-    held: another process was still working on them. left: not come to because of the limit. seconds: wall time.
-    slots: tasks that ran at the same time. work: what actors did; None without actors.
+    held: another process was still working on them. undelivered: their store was out of reach. left: not come to
+    because of the limit. seconds: wall time. slots: tasks that ran at the same time. work: what actors did; None
+    without actors.
     """
 
     done: int = 0
@@ -28,6 +29,7 @@ class Tally:
     failed: list[PlannedRun] = field(default_factory=list)
     failed_before: list[PlannedRun] = field(default_factory=list)
     held: list[PlannedRun] = field(default_factory=list)
+    undelivered: list[PlannedRun] = field(default_factory=list)
     left: int = 0
     seconds: float = 0.0
     slots: int = 0
@@ -35,7 +37,7 @@ class Tally:
 
     @property
     def all_well(self) -> bool:
-        return not self.failed and not self.failed_before
+        return not self.failed and not self.failed_before and not self.undelivered
 
 
 def queued(

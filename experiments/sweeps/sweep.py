@@ -6,6 +6,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 
 from experiments.claim_files import RunHeld
@@ -15,14 +17,24 @@ from experiments.session import FinishedElsewhere, Session
 from experiments.sweeps.flights import flight_limit, wait_for_memory
 from experiments.sweeps.progress import SweepProgress
 from experiments.sweeps.queue import Tally
+from fedsir.checkpoint import NotWritten
 from fedsir.clients.executor import InProcessExecutor
 from fedsir.clients.pool import ActorPool
 from fedsir.clients.runtime import Work
-from fedsir.errors import WorkersLost
+from fedsir.errors import StoreUnreachable, WorkersLost
+from mlflow_tracking.delivery import patiently
 from mlflow_tracking.states import record_failure
 
 PATIENCE_S = 60.0
 """How long an interrupted sweep waits for its runs to note that they were stopped."""
+
+
+@dataclass
+class _Postponed:
+    """Runs that are to be tried again. held: by other processes. undelivered: the store was out of reach."""
+
+    held: list[PlannedRun] = field(default_factory=list)
+    undelivered: list[PlannedRun] = field(default_factory=list)
 
 
 class Sweep:
@@ -39,31 +51,39 @@ class Sweep:
         self._broken: list[BaseException] = []
 
     def run(self, queue: Sequence[PlannedRun], in_flight: int | None = None) -> Tally:
-        """Work on the runs of a queue, `in_flight` of them at the same time (None: as workers and memory allow)."""
+        """Work on the runs of a queue, `in_flight` of them at the same time (None: as workers and memory allow).
+
+        Those that other processes hold, and those whose store was out of reach, are tried once more at the end.
+        """
         begin = time.monotonic()
         try:
-            again: list[PlannedRun] = []
-            for _, part in groupby(queue, key=lambda run: run.config.execution):
-                again += self._fly(list(part), in_flight)
-            for _, part in groupby(again, key=lambda run: run.config.execution):
-                self._tally.held += self._fly(list(part), in_flight)
+            first = self._fly_all(queue, in_flight)
+            last = self._fly_all([*first.held, *first.undelivered], in_flight)
+            self._tally.held += last.held
+            self._tally.undelivered += last.undelivered
         finally:
             self._tally.seconds = time.monotonic() - begin
         return self._tally
 
-    def _fly(self, runs: Sequence[PlannedRun], in_flight: int | None) -> list[PlannedRun]:
-        """Runs with one way of execution; returns those that other processes hold."""
+    def _fly_all(self, queue: Sequence[PlannedRun], in_flight: int | None) -> _Postponed:
+        postponed = _Postponed()
+        for _, part in groupby(queue, key=lambda run: run.config.execution):
+            self._fly(list(part), in_flight, postponed)
+        return postponed
+
+    def _fly(self, runs: Sequence[PlannedRun], in_flight: int | None, postponed: _Postponed) -> None:
+        """Runs with one way of execution."""
         workers = self._session.workers(runs[0].config)
-        waiting, held = deque(runs), list[PlannedRun]()
+        waiting = deque(runs)
         if isinstance(workers, InProcessExecutor):
             # Here, since torch's random numbers and Ctrl-C belong to the process and its main thread.
-            self._take(waiting, held)
-            return held
+            self._take(waiting, postponed)
+            return
         workers.take_work()
         clients = min(run.config.federation.clients for run in runs)
         limit = in_flight or flight_limit(workers.slots, clients)
         threads = [
-            threading.Thread(target=self._guarded, args=(waiting, held), name=f"run {n}", daemon=True)
+            threading.Thread(target=self._guarded, args=(waiting, postponed), name=f"run {n}", daemon=True)
             for n in range(min(limit, len(runs)))
         ]
         try:
@@ -78,7 +98,6 @@ class Sweep:
             raise self._broken[0]
         self._tally.work, self._tally.slots = self._tally.work or Work(), workers.slots
         self._tally.work.add(workers.take_work())
-        return held
 
     def _stop(self, workers: ActorPool, threads: Sequence[threading.Thread]) -> None:
         """Make runs end where they are, each with its record."""
@@ -89,9 +108,9 @@ class Sweep:
             if thread.ident is not None:
                 thread.join(max(0.0, until - time.monotonic()))
 
-    def _guarded(self, waiting: deque[PlannedRun], held: list[PlannedRun]) -> None:
+    def _guarded(self, waiting: deque[PlannedRun], postponed: _Postponed) -> None:
         try:
-            self._take(waiting, held)
+            self._take(waiting, postponed)
         except BaseException as error:
             # The first counts: the workers are gone, or it is a fault of the sweep itself. Interrupts reach a thread
             # only when the sweep stops. All are kept, since freeing what they hold of Ray's memory ends the process
@@ -99,7 +118,7 @@ class Sweep:
             self._broken.append(error)
             self._stopping.set()
 
-    def _take(self, waiting: deque[PlannedRun], held: list[PlannedRun]) -> None:
+    def _take(self, waiting: deque[PlannedRun], postponed: _Postponed) -> None:
         while not self._stopping.is_set():
             try:
                 run = waiting.popleft()
@@ -110,22 +129,29 @@ class Sweep:
                 self._visit(run)
             except (RunHeld, RunTakenOver):
                 self._progress.held(run)
-                held.append(run)
+                postponed.held.append(run)
+            except StoreUnreachable as error:
+                if not self._stopping.is_set():
+                    self._progress.undelivered(run, error)
+                postponed.undelivered.append(run)
 
     def _visit(self, run: PlannedRun) -> None:
         """Do one run, whatever comes of it.
 
-        Raises RunHeld or RunTakenOver where it is another process's, WorkersLost where no run can go on.
+        Raises RunHeld or RunTakenOver where it is another process's, StoreUnreachable where the store is out of reach,
+        WorkersLost or NotWritten where no run can go on.
         """
         watch = self._progress.watch(run)
         try:
-            result = self._session.run(run.config, [watch], unless_finished=True, parent=self._parent)
+            result = self._session.run(
+                run.config, [watch], unless_finished=True, parent=self._parent, stopping=self._stopping
+            )
         except FinishedElsewhere:
             # Another process has finished it since the sweep began.
             self._progress.elsewhere(run)
             with self._lock:
                 self._tally.finished_before += 1
-        except (RunHeld, RunTakenOver, WorkersLost):
+        except (RunHeld, RunTakenOver, StoreUnreachable, WorkersLost, NotWritten):
             raise
         except Exception as error:
             # Whatever it is, it concerns this run; the user finds it in the record and in the table.
@@ -141,6 +167,7 @@ class Sweep:
     def _record(self, run: PlannedRun, error: Exception) -> None:
         try:
             store = self._session.store(run.config)
-            record_failure(store, run.config, run.identity, error, self._parent)
+            record = partial(record_failure, store, run.config, run.identity, error, self._parent)
+            patiently(store, record, run.config.tracking.patience_s, self._stopping)
         except Exception as again:  # the store itself may be what fails
             self._progress.unrecorded(run, again)

@@ -81,6 +81,7 @@ def outcome_table(title: str, tally: Tally) -> Table:
     for words, number in (
         ("skipped: failed before", len(tally.failed_before)),
         ("skipped: another process works on it", len(tally.held)),
+        ("not recorded: the store was out of reach", len(tally.undelivered)),
         ("left because of --limit", tally.left),
     ):
         if number:

@@ -24,7 +24,7 @@ from experiments.sweeps.progress_text import (
     summary_text,
     time_left,
 )
-from fedsir.errors import BadInput, RunFailed
+from fedsir.errors import BadInput, RunFailed, StoreUnreachable
 from fedsir.events import DatasetFacts, RoundFinished, RoundRecord, RunResult, RunStarted
 
 ROUNDS = 4
@@ -145,6 +145,19 @@ def test_runs_of_other_processes(shown: Callable[..., Shown]) -> None:
         "1/2 severe fedavg s0: finished by another process",
     ]
     assert here.progress.counts() == Counts(total=2, done=1)
+
+
+def test_runs_whose_store_is_out_of_reach(shown: Callable[..., Shown]) -> None:
+    here = shown(2)
+    mild = planned("mild")
+    for _ in range(2):
+        here.progress.watch(mild)
+        here.progress.undelivered(mild, StoreUnreachable("http://host could not be used: gone\nThe rounds are kept."))
+    assert here.lines == [
+        "mild fedavg s0: not recorded yet, to be tried again: http://host could not be used: gone",
+        "mild fedavg s0: not recorded yet, the same command records it: http://host could not be used: gone",
+    ]
+    assert here.progress.counts() == Counts(total=2)
 
 
 def test_running_runs_are_counted_until_they_end(shown: Callable[..., Shown]) -> None:

@@ -135,7 +135,7 @@ def test_a_write_that_fails_leaves_the_old_file_alone(tmp_path: Path, monkeypatc
         raise OSError("No space left on device")
 
     monkeypatch.setattr(checkpoint, "save_file", half)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(checkpoint.NotWritten, match="No space left on device"):
         written(path, content=Inner(np.ones(3, np.float32)))
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]

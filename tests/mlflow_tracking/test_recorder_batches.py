@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 
 from fedsir.errors import RunFailed
 from fedsir.events import FINAL_METRICS, ROUND_METRICS, RoundFinished, RunFinished, RunStarted, RunStopped
@@ -40,7 +42,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("mlflow_tracking.recorder.monotonic", clock)
+    monkeypatch.setattr("mlflow_tracking.delivery.monotonic", clock)
     return clock
 
 
@@ -90,7 +92,7 @@ def test_points_carry_the_time_of_their_round(store: Store, synthetic: Any, monk
     recorder.record(started)
     for event, second in zip(rounds(synthetic, 1, 2), (1_800_000_000, 1_800_000_060), strict=True):
         with monkeypatch.context() as patch:
-            patch.setattr("mlflow_tracking.recorder.time.time", lambda second=second: second)
+            patch.setattr("mlflow_tracking.delivery.time.time", lambda second=second: second)
             recorder.record(event)
     recorder.record(RunStopped(KeyboardInterrupt(), killed=True))
     (run,) = store.runs(f"tags.`fedsir.run_id` = '{started.run_id}'")
@@ -124,11 +126,11 @@ def test_a_round_reported_twice_is_sent_once(store: Store, synthetic: Any) -> No
     assert steps(store, started.run_id) == [1, 2]
 
 
-def test_a_store_that_fails_stops_the_run_when_rounds_are_sent(
+def test_a_store_that_refuses_stops_the_run_when_rounds_are_sent(
     store: Store, synthetic: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
-        raise ConnectionError("server gone")
+        raise MlflowException("run is deleted", INVALID_PARAMETER_VALUE)
 
     started, recorder = synthetic.started(), MlflowRecorder(store, settings(5.0))
     recorder.record(started)
@@ -137,10 +139,10 @@ def test_a_store_that_fails_stops_the_run_when_rounds_are_sent(
         patch.setattr(type(store.client), "log_batch", refuse)
         recorder.record(first)
         clock.now += 5.0
-        with pytest.raises(RunFailed, match=r"unit-spectral-s0.*round 2 could not be recorded.*server gone"):
+        with pytest.raises(RunFailed, match=r"unit-spectral-s0.*round 2 could not be recorded.*run is deleted"):
             recorder.record(second)
     # What could not be sent then is tried again as the run is stopped.
-    recorder.record(RunStopped(RunFailed("server gone"), killed=False))
+    recorder.record(RunStopped(RunFailed("run is deleted"), killed=False))
     assert steps(store, started.run_id) == [1, 2]
     (run,) = store.runs(f"tags.`fedsir.run_id` = '{started.run_id}'")
     assert run.info.status == "FAILED"

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import shutil
 import socket
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +86,22 @@ def test_truncated_database_is_refused(store_file: Path, tmp_path: Path) -> None
     content = store_file.read_bytes()
     (tmp_path / "mlflow.db").write_bytes(content[:8192])
     assert "damaged" in refusal(config_for(tmp_path / "mlflow.db"))
+
+
+def test_locked_database_is_refused(store_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlflow_tracking.sqlite_file.SQLITE_TIMEOUT_S", 0.1)
+    path = shutil.copy(store_file, tmp_path / "mlflow.db")
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        assert "database is locked\n  remedy: end the program that holds the file" in refusal(config_for(path))
+    assert prepare_store(config_for(path)).experiment_id
+
+
+def test_database_that_cannot_be_written_is_refused(store_file: Path, tmp_path: Path) -> None:
+    path = shutil.copy(store_file, tmp_path / "mlflow.db")
+    # SQLite cannot write beside it; permission bits would not keep root from it.
+    (tmp_path / "mlflow.db-journal").mkdir()
+    assert "cannot be written (disk I/O error)" in refusal(config_for(path))
 
 
 def test_database_of_another_program_is_refused_and_left_alone(tmp_path: Path) -> None:
