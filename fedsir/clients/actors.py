@@ -67,12 +67,14 @@ class Actors:
         return list(ray.get([actor.pid.remote() for actor in self.all()]))
 
     def replacement(self, slot: int, error: Exception) -> Any | None:
-        """A new actor, to be `put` in the place of one that has died with `error`.
+        """A new actor, to be `put` in the place of one that died with `error` or must not go on, which is killed.
 
         None where its node is gone and there is no other place: then the slot has been given to an actor that others
         have as well. Raises WorkersLost when there is none.
         """
         owner = self._owner(slot)
+        # It may be alive, at work for too long or in want of memory, and holds what the new one needs.
+        self.kill(self._actors[slot])
         actor = self._another(owner) if self._placement.move(owner) else None
         if actor is not None:
             return actor
@@ -88,6 +90,11 @@ class Actors:
         """Let an actor serve a slot and all others that had the same one so far."""
         before = self._actors[slot]
         self._actors = [actor if a is before else a for a in self._actors]
+
+    @staticmethod
+    def kill(actor: Any) -> None:
+        """End an actor whatever it is doing; nothing happens to one that has died."""
+        ray.kill(actor)
 
     def release(self) -> None:
         """Kill the actors and give up what was reserved for them."""

@@ -17,6 +17,15 @@ from fedsir.clients.tasks import Broadcast, ClientResult, ClientTask
 from fedsir.errors import RunFailed
 from fedsir.seeding import Stream, integer
 
+LESS_MEMORY = "Lower execution.actors, training.batch_size or data.image_size."
+"""What may help where memory is short."""
+
+_NO_MEMORY = (
+    *("can't allocate memory", "not enough memory", "cannot allocate memory", "bad_alloc"),
+    # Libraries that are loaded late, threads and the kernels of oneDNN need memory as well.
+    *("failed to map segment", "can't start new thread", "could not create a primitive"),
+)
+
 
 @dataclass(frozen=True)
 class WorkItem:
@@ -77,9 +86,20 @@ def perform(runtime: ClientRuntime, item: WorkItem, broadcast: Broadcast) -> Out
 
 def failure(item: WorkItem, error: BaseException) -> RunFailed:
     """The error a user sees when client work fails."""
+    remedy = f"\n{LESS_MEMORY}" if out_of_memory(error) else ""
     return RunFailed(
-        f"client {item.client}, round {item.round}: {type(item.task).__name__} failed: {type(error).__name__}: {error}"
+        f"client {item.client}, round {item.round}: {type(item.task).__name__} failed: "
+        f"{type(error).__name__}: {error}{remedy}"
     )
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory could not be had, of this machine or of a GPU."""
+    if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)):
+        return True
+    # On CPUs torch has no class of its own for it.
+    kinds = (RuntimeError, OSError, ImportError)
+    return isinstance(error, kinds) and any(words in str(error).lower() for words in _NO_MEMORY)
 
 
 class ItemError(Exception):
@@ -124,7 +144,7 @@ class Worker:
             set_threads(setup.threads)
             key = engine_key(setup)
             if key not in self._engines:
-                self._engines[key] = Engine.of(setup)
+                self._engines[key] = Engine(key)
             self._runtimes[lane] = ClientRuntime(setup, self._engines[key])
         return self._runtimes[lane]
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError, RayTaskError
 
-from fedsir.clients.executor import ItemError, failure, longest_first
+from fedsir.clients.deadlines import Deadlines
+from fedsir.clients.executor import LESS_MEMORY, ItemError, failure, longest_first, out_of_memory
 from fedsir.clients.jobs import Job, Piece, Rates, pieces
 from fedsir.clients.runtime import Work
 from fedsir.errors import RunFailed, first_line
@@ -23,13 +26,27 @@ IN_FLIGHT = 2
 LOST = (RayActorError, OutOfMemoryError, ObjectLostError)
 """How Ray says that an actor is gone: it died, its memory monitor killed it, or its node left with a result."""
 
+_LOG = logging.getLogger(__name__)
+
+
+class TooLong(Exception):
+    """An actor was killed since it had been at its work for longer than it may."""
+
+
+@dataclass(frozen=True)
+class _Sent:
+    slot: int
+    actor: Any
+    piece: Piece
+
 
 class Feeder:
     """Queues of all jobs. Not thread-safe: one thread owns it.
 
-    send: starts a piece on the actor of a slot and returns a reference to its outcomes. replace: puts a new actor in
-    the place of a dead one or raises RunFailed. fixed: every client has an actor of its own. renew: actors do not
-    survive an error in a task, as with GPUs, whose errors stick to the process. work: what all of them did.
+    send: starts a piece on the actor of a slot and returns a reference to its outcomes, and the actor. replace: puts a
+    new actor in the place of one that is dead or must not go on, or raises RunFailed. kill: ends an actor, whose work
+    is then reported as lost. fixed: every client has an actor of its own. renew: actors do not survive an error in a
+    task, as with GPUs, whose errors stick to the process. work: what all of them did.
     """
 
     def __init__(
@@ -37,17 +54,22 @@ class Feeder:
         slots: int,
         fixed: bool,
         renew: bool,
-        send: Callable[[int, Piece], Any],
+        deadlines: Deadlines,
+        send: Callable[[int, Piece], tuple[Any, Any]],
         replace: Callable[[int, Exception], None],
+        kill: Callable[[Any], None],
     ) -> None:
         self._slots = slots
         self._fixed = fixed
         self._renew = renew
+        self._deadlines = deadlines
         self._send = send
         self._replace = replace
+        self._kill = kill
         self._own: list[deque[Piece]] = [deque() for _ in range(slots)]
         self._common: deque[Piece] = deque()
-        self._running: dict[Any, tuple[int, Piece]] = {}
+        self._running: dict[Any, _Sent] = {}
+        self._killed: dict[Any, TooLong] = {}
         self._jobs: list[Job] = []
         self._rates = Rates()
         self.work = Work()
@@ -70,23 +92,44 @@ class Feeder:
         """Take in what has ended, well or not, and give its actor more to do."""
         if reference not in self._running:  # lost with its actor, or given up
             return
-        slot, piece = self._running[reference]
+        sent = self._running[reference]
+        slot, piece = sent.slot, sent.piece
         try:
             outcomes = ray.get(reference)
         except RayTaskError as error:
-            del self._running[reference]
-            piece.job.fail(_failed(piece, error))
-            if self._renew:
-                self._lost(slot, error, guilty=False)
+            position, cause = _cause(error)
+            if out_of_memory(cause):
+                # As if the system had killed it: what is left of its memory may not do for anybody's work.
+                self._lost(slot, cause, guilty=True)
+            else:
+                self._ended(reference)
+                piece.job.fail(_failed(piece, position, cause, error))
+                if self._renew:
+                    self._lost(slot, error, guilty=False)
         except LOST as error:
-            self._lost(slot, error, guilty=True)
+            self._lost(slot, self._killed.get(sent.actor, error), guilty=True)
         else:
-            del self._running[reference]
+            self._ended(reference)
             piece.job.finish(piece.positions, outcomes)
             self._rates.learn(piece.items, outcomes)
             for outcome in outcomes:
                 self.work.add(outcome.work)
         self._feed(slot, IN_FLIGHT)
+
+    def seconds_left(self) -> float | None:
+        """Until an actor has been at its work for too long; None while none can be."""
+        return self._deadlines.seconds_left()
+
+    def kill_overdue(self) -> None:
+        """Kill the actors that have been at their work for too long; `collect` does the rest."""
+        limit = self._deadlines.limit_s
+        for actor in self._deadlines.overdue():
+            late = TooLong(f"had not done the work within execution.task_timeout_s = {limit:g} and was killed")
+            item = next(sent.piece for sent in self._running.values() if sent.actor == actor).items[0]
+            _LOG.warning("client %d, round %d: its actor %s", item.client, item.round, late)
+            self._killed[actor] = late
+            self._deadlines.gone(actor)
+            self._kill(actor)
 
     def give_up(self, error: Callable[[], BaseException]) -> None:
         """End everything that waits or runs; `error` makes what each job ends with."""
@@ -94,25 +137,34 @@ class Feeder:
             job.fail(error())
         self._jobs.clear()
         self._running.clear()
+        self._deadlines.clear()
         self._common.clear()
         for queue in self._own:
             queue.clear()
 
+    def _ended(self, reference: Any) -> None:
+        sent = self._running.pop(reference)
+        self._deadlines.ended(sent.actor, sent.piece)
+
     def _feed(self, slot: int, limit: int) -> None:
-        load = sum(1 for s, _ in self._running.values() if s == slot)
+        load = sum(1 for sent in self._running.values() if sent.slot == slot)
         while load < limit and (queue := self._own[slot] or self._common):
             piece = queue.popleft()
             if not piece.job.over.is_set():
-                self._running[self._send(slot, piece)] = (slot, piece)
+                reference, actor = self._send(slot, piece)
+                self._running[reference] = _Sent(slot, actor, piece)
+                self._deadlines.sent(actor, piece)
                 load += 1
 
     def _lost(self, slot: int, error: Exception, guilty: bool) -> None:
         """Start anew where an actor is gone. guilty: it died under the first of what it had; others fail with it."""
-        lost = [self._running.pop(r)[1] for r, (s, _) in list(self._running.items()) if s == slot]
+        lost = [self._running.pop(r) for r, sent in list(self._running.items()) if sent.slot == slot]
         again = []
-        for number, piece in enumerate(lost):
-            if not piece.job.over.is_set():
-                again += _again(piece, error) if guilty and number == 0 else [piece]
+        for number, sent in enumerate(lost):
+            self._deadlines.gone(sent.actor)
+            self._killed.pop(sent.actor, None)
+            if not sent.piece.job.over.is_set():
+                again += _again(sent.piece, error) if guilty and number == 0 else [sent.piece]
         self._replace(slot, error)
         queue = self._own[slot] if self._fixed else self._common
         queue.extendleft(reversed(again))
@@ -126,19 +178,32 @@ def _again(piece: Piece, error: Exception) -> list[Piece]:
     job.attempts[position] = job.attempts.get(position, 0) + 1
     if job.attempts[position] < MAX_ATTEMPTS:
         return [piece]
+    fate, remedy = _fate(error)
     failed = RunFailed(
         f"client {item.client}, round {item.round}: {type(item.task).__name__} lost its actor "
-        f"{MAX_ATTEMPTS} times; the last one died: {first_line(error)}\n"
-        "Often this is memory: lower execution.actors or training.batch_size."
+        f"{MAX_ATTEMPTS} times; the last one {fate}\n{remedy}"
     )
     failed.__cause__ = error
     job.fail(failed)
     return []
 
 
-def _failed(piece: Piece, error: RayTaskError) -> RunFailed:
+def _fate(error: Exception) -> tuple[str, str]:
+    """What became of an actor that was lost with `error`, and what may help."""
+    if isinstance(error, TooLong):
+        return first_line(error), "Raise it if clients take that long here, or set it to null for no limit."
+    if out_of_memory(error):
+        return f"had no memory left: {type(error).__name__}: {first_line(error)}", LESS_MEMORY
+    return f"died: {first_line(error)}", f"Often this is memory. {LESS_MEMORY}"
+
+
+def _cause(error: RayTaskError) -> tuple[int, Exception]:
+    """Position of the item of a piece that failed, and what it failed with."""
     cause = error.cause if error.cause is not None else error
-    item = piece.items[cause.position] if isinstance(cause, ItemError) else piece.items[0]
-    failed = failure(item, cause.cause if isinstance(cause, ItemError) else cause)
+    return (cause.position, cause.cause) if isinstance(cause, ItemError) else (0, cause)
+
+
+def _failed(piece: Piece, position: int, cause: Exception, error: RayTaskError) -> RunFailed:
+    failed = failure(piece.items[position], cause)
     failed.__cause__ = error
     return failed

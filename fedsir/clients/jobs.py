@@ -59,6 +59,16 @@ class Piece:
         """The items themselves."""
         return [self.job.items[p] for p in self.positions]
 
+    @property
+    def lane(self) -> int:
+        """Lane of the job."""
+        return self.job.lane
+
+    @property
+    def size(self) -> int:
+        """How many items there are."""
+        return len(self.positions)
+
     def singles(self) -> list[Piece]:
         """The same items, each on its own: to find out which of them kills its actor."""
         return [Piece(self.job, (p,)) for p in self.positions]

@@ -127,9 +127,11 @@ def measure(demand: Demand, nodes: list[Node], timeout_s: float) -> Measured:
     layout = Layout(cpus=cpus, gpus=0.5, homes=(0, 0), bundles=({"GPU": 1.0, "CPU": 2 * cpus},))
     begin = time.monotonic()
     placement = Placement(layout, nodes, timeout_s)
-    environment = {"env_vars": dict([CUBLAS_WORKSPACE])}
+    # As for client actors.
+    environment = {"runtime_env": {"env_vars": dict([CUBLAS_WORKSPACE])}}
+    options: dict[str, Any] = environment if demand.execution.deterministic else {}
     remote: Any = ray.remote(ProbeActor)
-    actors = [remote.options(runtime_env=environment, **placement.options(slot)).remote() for slot in (0, 1)]
+    actors = [remote.options(**options, **placement.options(slot)).remote() for slot in (0, 1)]
     looking, acting = actors
     try:
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import ray
 from numpy.typing import NDArray
 
 from fedsir.clients.actors import Actors
+from fedsir.clients.deadlines import Deadlines
 from fedsir.clients.executor import Outcome, WorkItem
 from fedsir.clients.feeding import Feeder
 from fedsir.clients.jobs import Job, Piece
@@ -59,6 +60,11 @@ class _Done:
 @dataclass(frozen=True)
 class _Aborted:
     error: Callable[[], BaseException]
+
+
+@dataclass(frozen=True)
+class _Late:
+    """An actor may have been at its work for too long."""
 
 
 class Lane:
@@ -114,12 +120,20 @@ class ActorPool:
         self._per_client = config.actors == "per-client"
         self._numbers = count()
         self._served: dict[int, _Served] = {}
+        # Kept when its lane is left, since the next run often has the same images.
+        self._latest: _Served | None = None
         self._serving = threading.Lock()
         self._lost: str | None = None
         self._asked: Any = None
-        self._inbox: SimpleQueue[_Submitted | _Done | _Aborted | None] = SimpleQueue()
+        self._inbox: SimpleQueue[_Submitted | _Done | _Aborted | _Late | None] = SimpleQueue()
         self._feeder = Feeder(
-            self._actors.slots, self._per_client, self._actors.gpu_fraction > 0, self._send, self._replace
+            self._actors.slots,
+            fixed=self._per_client,
+            renew=self._actors.gpu_fraction > 0,
+            deadlines=Deadlines(config.task_timeout_s, config.startup_timeout_s),
+            send=self._send,
+            replace=self._replace,
+            kill=self._actors.kill,
         )
         self._thread = threading.Thread(target=self._feed_actors, name="actor pool", daemon=True)
         self._thread.start()
@@ -151,14 +165,16 @@ class ActorPool:
     # -- what lanes ask for ------------------------------------------------------------------------------------------
 
     def serve(self, lane: int, setup: RuntimeSetup) -> None:
-        """Tell all actors about a lane's next run; images that another lane has are not sent again."""
+        """Tell all actors about a lane's next run; images that another lane has, or the run before had, are not sent
+        again."""
         self.require_ray()
         arrays = (setup.train_images, setup.test_images)
         with self._serving:
-            known = next((s for s in self._served.values() if _same(s.arrays, arrays)), None)
+            there = (*self._served.values(), *([] if self._latest is None else [self._latest]))
+            known = next((served for served in there if _same(served.arrays, arrays)), None)
             images = (ray.put(arrays[0]), ray.put(arrays[1])) if known is None else known.images
             bare = ray.put(replace(setup, train_images=_NO_IMAGES, test_images=_NO_IMAGES))
-            self._served[lane] = _Served(bare, images, arrays)
+            self._served[lane] = self._latest = _Served(bare, images, arrays)
             for actor in self._actors.all():
                 actor.prepare.remote(bare, lane, *images)
 
@@ -193,9 +209,18 @@ class ActorPool:
     def _feed_actors(self) -> None:
         feeder = self._feeder
         aborted: Callable[[], BaseException] | None = None
-        while (message := self._inbox.get()) is not None:
+        while True:
+            try:
+                # Woken when an actor has been at its work for too long, and never without a reason.
+                message = self._inbox.get(timeout=feeder.seconds_left())
+            except Empty:
+                message = _Late()
+            if message is None:
+                return
             try:
                 match message:
+                    case _Late():
+                        feeder.kill_overdue()
                     case _Submitted():
                         if aborted is not None:
                             message.job.fail(aborted())
@@ -212,11 +237,11 @@ class ActorPool:
                 aborted = partial(_broken, error)
                 feeder.give_up(aborted)
 
-    def _send(self, slot: int, piece: Piece) -> Any:
+    def _send(self, slot: int, piece: Piece) -> tuple[Any, Any]:
         actor = self._actors.of(slot)
         reference = actor.work.remote(piece.items, piece.job.broadcast, piece.job.lane)
         reference.future().add_done_callback(lambda _: self._inbox.put(_Done(reference, actor)))
-        return reference
+        return reference, actor
 
     def _replace(self, slot: int, error: Exception) -> None:
         """Start a new actor in place of a dead one, or let others serve its slot. Raises WorkersLost."""
@@ -238,6 +263,7 @@ class ActorPool:
         self._thread.join(timeout=self._patience_s if self._lost is None else LOOK_S)
         self._actors.release()
         self._served.clear()
+        self._latest = None
 
 
 def _died(name: str) -> WorkersLost:

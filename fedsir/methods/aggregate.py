@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from fedsir.aggregation import RunningMean, distance_aware_mean, distance_aware_weights, is_finite
 from fedsir.clients.training import LocalUpdate
-from fedsir.errors import RunFailed
 from fedsir.methods.base import Server
 from fedsir.models.flat import FlatWeights
 
@@ -56,7 +55,7 @@ class _WeightedMean:
         if not self._weights:
             return previous
         _note_diverged(self._server, self._diverged)
-        return _or_previous(self._server, self._mean.result(), previous, len(self._weights))
+        return _or_previous(self._server, self._mean.result(), previous)
 
 
 class SampleMean(_WeightedMean):
@@ -109,7 +108,7 @@ class DistanceAwareMean:
             self._clean[list(self._kept)],
             self._include_buffers,
         )
-        return _or_previous(self._server, aggregate.state if aggregate else None, previous, len(self._kept))
+        return _or_previous(self._server, aggregate.state if aggregate else None, previous)
 
 
 def average(
@@ -127,15 +126,8 @@ def _note_diverged(server: Server, clients: Iterable[int]) -> None:
         server.note(f"client {client} returned non-finite weights and was left out of the average")
 
 
-def _or_previous(server: Server, mean: FlatWeights | None, previous: FlatWeights, asked: int) -> FlatWeights:
-    """`mean`, or `previous` where none of the `asked` clients has a usable update. Raises RunFailed if that was
-    everybody: the model would stay what it is for good, and look like a result."""
+def _or_previous(server: Server, mean: FlatWeights | None, previous: FlatWeights) -> FlatWeights:
     if mean is not None:
         return mean
-    if asked == server.federation.num_clients:
-        raise RunFailed(
-            "no client returned a usable update: in all of them weights, or most losses, were no finite numbers.\n"
-            "Lower training.optimizer.lr, and look at the images with `fedsir data inspect`."
-        )
     server.note("no client returned a usable update; the global model stays as it was")
     return previous

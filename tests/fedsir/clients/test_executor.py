@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import gc
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,12 +12,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedsir.clients.executor import InProcessExecutor, WorkItem, longest_first, perform
+from fedsir.clients.executor import InProcessExecutor, WorkItem, longest_first, out_of_memory, perform
 from fedsir.clients.objective import CrossEntropy
 from fedsir.clients.runtime import Client
 from fedsir.clients.tasks import Broadcast, ClientResult, LocalTraining, PredictTest, nbytes
 from fedsir.clients.training import Recipe
 from fedsir.config.training import OptimizerConfig
+from fedsir.errors import RunFailed
 from fedsir.models.flat import FlatWeights
 
 
@@ -125,3 +128,30 @@ def test_seconds_are_split_into_data_and_compute(lab: Any) -> None:
 def test_bytes_of_nested_results() -> None:
     weights = FlatWeights(np.zeros(10, np.float32), np.zeros(2, np.int64))
     assert nbytes({"weights": weights, "more": (np.zeros(3), [None, 1.5, "text"])}) == 40 + 16 + 24
+
+
+@dataclass(frozen=True)
+class TooLarge:
+    """Asks for more memory than any machine has."""
+
+    library: str
+
+    def __call__(self, client: Client, broadcast: Broadcast) -> ClientResult[None]:  # noqa: ARG002
+        (np if self.library == "numpy" else torch).ones(1 << 46)  # type: ignore[attr-defined]
+        return ClientResult(None)
+
+
+@pytest.mark.parametrize(("library", "kind"), [("numpy", ".*MemoryError"), ("torch", "RuntimeError")])
+def test_where_memory_is_short_the_remedy_is_said(lab: Any, library: str, kind: str) -> None:
+    executor = InProcessExecutor()
+    executor.prepare(lab.setup(lab.config()))
+    with pytest.raises(RunFailed, match=rf"client 2, round 5: TooLarge failed: {kind}: (.|\n)*\nLower execution\.act"):
+        executor.run([WorkItem(2, 5, TooLarge(library), 1)], {})
+
+
+def test_other_errors_are_not_taken_for_want_of_memory() -> None:
+    assert not out_of_memory(RuntimeError("shapes do not fit"))
+    assert not out_of_memory(ValueError("can't allocate memory"))
+    assert out_of_memory(torch.cuda.OutOfMemoryError("CUDA out of memory"))
+    assert out_of_memory(OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)))
+    assert not out_of_memory(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
+from fedsir.clients.deadlines import Deadlines
 from fedsir.clients.executor import ItemError, Outcome, WorkItem
 from fedsir.clients.feeding import IN_FLIGHT, MAX_ATTEMPTS, Feeder
 from fedsir.clients.jobs import Job, Piece
@@ -27,20 +29,33 @@ def job(clients: int, lane: int = 0) -> Job:
 
 
 class Actors:
-    """Slots with what was sent to them; a reference is the number of a piece."""
+    """Slots with what was sent to them; a reference is the number of a piece, an actor that of its slot.
 
-    def __init__(self, slots: int, monkeypatch: pytest.MonkeyPatch, fixed: bool = False, renew: bool = False) -> None:
+    now: the time, which only the test moves. killed: slots whose actors were killed.
+    """
+
+    def __init__(
+        self,
+        slots: int,
+        monkeypatch: pytest.MonkeyPatch,
+        fixed: bool = False,
+        renew: bool = False,
+        limit_s: float | None = None,
+    ) -> None:
+        self.now = 0.0
+        self.killed: list[int] = []
         self.queues: list[list[int]] = [[] for _ in range(slots)]
         self.sent: list[Piece] = []
         self.replaced: list[int] = []
         self.answers: dict[int, Any] = {}
-        self.feeder = Feeder(slots, fixed, renew, self._send, self._replace)
+        deadlines = Deadlines(limit_s, 0.0, lambda: self.now)
+        self.feeder = Feeder(slots, fixed, renew, deadlines, self._send, self._replace, self.killed.append)
         monkeypatch.setattr(ray, "get", self._get)
 
-    def _send(self, slot: int, piece: Piece) -> int:
+    def _send(self, slot: int, piece: Piece) -> tuple[int, int]:
         self.sent.append(piece)
         self.queues[slot].append(len(self.sent) - 1)
-        return len(self.sent) - 1
+        return len(self.sent) - 1, slot
 
     def _replace(self, slot: int, error: Exception) -> None:  # noqa: ARG002
         self.replaced.append(slot)
@@ -213,3 +228,99 @@ def test_giving_up_ends_everybody(actors: Callable[..., Actors]) -> None:
     assert one.error is not other.error
     here.end(0)
     assert len(here.sent) == IN_FLIGHT
+
+
+# -- out of memory -------------------------------------------------------------------------------------------------
+
+
+def ran_out(position: int = 0) -> RayTaskError:
+    return RayTaskError("work", "traceback", ItemError(position, MemoryError("no room for 4 GiB")))
+
+
+def test_an_actor_without_memory_is_replaced_and_its_work_done_again(actors: Callable[..., Actors]) -> None:
+    """Whoever asks that actor next would fail as well."""
+    here, poor, other = actors(slots=1), job(1), job(1, lane=1)
+    here.feeder.accept(poor)
+    here.feeder.accept(other)
+    here.end(0, ran_out())
+    assert here.replaced == [0]
+    assert (poor.attempts, other.attempts) == ({0: 1}, {})
+    for _ in range(2):
+        here.end(0)
+    assert (poor.error, other.error) == (None, None)
+    assert poor.over.is_set()
+    assert other.over.is_set()
+
+
+def test_work_that_never_finds_memory_is_named_with_the_remedy(actors: Callable[..., Actors]) -> None:
+    here, poor = actors(slots=1), job(1)
+    here.feeder.accept(poor)
+    for _ in range(MAX_ATTEMPTS):
+        assert not poor.over.is_set()
+        here.end(0, ran_out())
+    assert isinstance(poor.error, RunFailed)
+    assert str(poor.error) == (
+        f"client 0, round 3: Task lost its actor {MAX_ATTEMPTS} times; "
+        "the last one had no memory left: MemoryError: no room for 4 GiB\n"
+        "Lower execution.actors, training.batch_size or data.image_size."
+    )
+    assert isinstance(poor.error.__cause__, MemoryError)
+
+
+# -- hung clients --------------------------------------------------------------------------------------------------
+
+
+def test_an_actor_that_is_at_its_work_for_too_long_is_killed_and_replaced(
+    actors: Callable[..., Actors], caplog: pytest.LogCaptureFixture
+) -> None:
+    here, slow = actors(slots=2, limit_s=60.0), job(3)
+    here.feeder.accept(slow)
+    assert here.feeder.seconds_left() == 60
+    here.now = 59
+    here.feeder.kill_overdue()
+    here.end(1)
+    assert (here.killed, here.feeder.seconds_left()) == ([], 1)
+    here.now = 60
+    here.feeder.kill_overdue()
+    assert here.killed == [0]
+    assert "client 0, round 3: its actor had not done the work within execution.task_timeout_s = 60" in caplog.text
+    # Once is enough: the rest comes as news of its death.
+    here.feeder.kill_overdue()
+    assert here.killed == [0]
+    here.end(0, died())
+    assert here.replaced == [0]
+    assert slow.attempts == {0: 1}
+    for slot in (0, 0):
+        here.end(slot)
+    assert slow.over.is_set()
+    assert slow.error is None
+
+
+def test_work_that_never_ends_is_named_with_limit_and_remedy(actors: Callable[..., Actors]) -> None:
+    here, stuck, fine = actors(slots=1, limit_s=2.5), job(1), job(1, lane=1)
+    here.feeder.accept(stuck)
+    for _ in range(MAX_ATTEMPTS):
+        here.now += 2.5
+        here.feeder.kill_overdue()
+        here.end(0, died())
+    assert isinstance(stuck.error, RunFailed)
+    assert re.fullmatch(
+        rf"client 0, round 3: Task lost its actor {MAX_ATTEMPTS} times; the last one had not done the work within "
+        r"execution\.task_timeout_s = 2\.5 and was killed\nRaise it .* or set it to null for no limit\.",
+        str(stuck.error),
+    )
+    here.feeder.accept(fine)
+    here.end(0)
+    assert fine.error is None
+    assert here.feeder.seconds_left() is None
+
+
+def test_an_actor_that_dies_later_is_not_said_to_have_hung(actors: Callable[..., Actors]) -> None:
+    here, work = actors(slots=1, limit_s=2.0), job(1)
+    here.feeder.accept(work)
+    here.now = 2.0
+    here.feeder.kill_overdue()
+    for _ in range(MAX_ATTEMPTS):
+        here.end(0, died())
+    assert "the last one died: " in str(work.error)
+    assert "Often this is memory." in str(work.error)

@@ -65,10 +65,13 @@ def test_images_are_shipped_once_for_lanes_that_share_them(
 
     monkeypatch.setattr("fedsir.clients.pool.ray.put", watched)
     lanes = [pool.lane() for _ in range(3)]
-    for lane in lanes:
+    for lane in lanes[:2]:
         lane.prepare(setup)
-    for lane in lanes:
+    for lane in lanes[:2]:
         lane.close()
+    # When nobody has them any more, the next run may.
+    lanes[2].prepare(setup)
+    lanes[2].close()
     # Other tests' lanes may have the images already.
     assert sum(value is setup.train_images for value in shipped) <= 1
     assert sum(value is setup.test_images for value in shipped) <= 1

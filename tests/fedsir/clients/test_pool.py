@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
 import sys
 import time
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 import ray
+import torch
 
 from fedsir.clients.actors import Actors
 from fedsir.clients.executor import WorkItem
@@ -44,6 +46,40 @@ class Dying:
         if len(list(deaths.iterdir())) < self.times:
             (deaths / f"{os.getpid()}").touch()
             os.kill(os.getpid(), signal.SIGKILL)
+        return self.inner(client, broadcast)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Hanging:
+    """Stops its actor before the work, as long as fewer than `times` have been stopped, by the marks in `folder`."""
+
+    inner: Any
+    folder: str
+    times: int
+
+    def __call__(self, client: Client, broadcast: Broadcast) -> ClientResult[Any]:
+        marks = Path(self.folder)
+        if len(list(marks.iterdir())) < self.times:
+            (marks / f"{os.getpid()}").touch()
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return self.inner(client, broadcast)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Hungry:
+    """Leaves its actor next to no memory for the work, as long as fewer than `times` marks are in `folder`."""
+
+    inner: Any
+    folder: str
+    times: int
+
+    def __call__(self, client: Client, broadcast: Broadcast) -> ClientResult[Any]:
+        marks = Path(self.folder)
+        if len(list(marks.iterdir())) < self.times:
+            (marks / f"{os.getpid()}").touch()
+            used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), resource.RLIM_INFINITY))
+            torch.ones(1 << 28)
         return self.inner(client, broadcast)  # type: ignore[no-any-return]
 
 
@@ -205,6 +241,63 @@ def test_a_task_that_always_kills_its_actor_ends_the_run(
     assert [r.round for r in recorder.rounds] == [1]
     # The pool serves the next run all the same, although its actor is dead when that begins.
     assert lab.run(lab.config(), executor=lane).weights_hash == expected
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit is read from /proc")
+@pytest.mark.parametrize("times", [1, 100])
+def test_an_actor_that_runs_out_of_memory_is_replaced(
+    lab: Any,
+    pool_of: Callable[..., ActorPool],
+    tmp_path: Path,
+    expected: str,
+    times: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A torch that can allocate nothing any more says so in an ordinary error; the actor must not go on."""
+    monkeypatch.setattr("fedsir.clients.feeding.MAX_ATTEMPTS", 2)
+    pool = pool_of(2)
+    lane, before = pool.lane(), pool.pids()
+    hungry = wrapping(2, 1, lambda task: Hungry(task, str(tmp_path), times))
+    executor = lab.dispatching(lane, change=hungry)
+    if times == 1:
+        assert lab.run(lab.config(), executor=executor).weights_hash == expected
+    else:
+        with pytest.raises(RunFailed, match=r"client 2, round 1: Hungry lost .* no memory left(.|\n)*\nLower exec"):
+            lab.run(lab.config(), executor=executor)
+        assert lab.run(lab.config(), executor=lane).weights_hash == expected
+    limited = {int(mark.name) for mark in tmp_path.iterdir()}
+    assert len(limited) == min(times, 2)
+    assert not limited & set(pool.pids())
+    assert len(set(before) - set(pool.pids())) == 1 or times > 1
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("local_ray")
+@pytest.mark.parametrize("times", [1, 100])
+def test_a_hung_client_is_done_again_and_in_the_end_given_up(
+    lab: Any, tmp_path: Path, expected: str, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedsir.clients.feeding.MAX_ATTEMPTS", 2)
+    # Long beside what a client takes here. Replaced actors have not done anything yet and so get the time of a start.
+    pool = ActorPool(ExecutionConfig(actors=2, task_timeout_s=3.0, startup_timeout_s=30.0), lab.clients)
+    try:
+        lane = pool.lane()
+        hanging = wrapping(2, 1, lambda task: Hanging(task, str(tmp_path), times))
+        executor = lab.dispatching(lane, change=hanging)
+        if times == 1:
+            assert lab.run(lab.config(), executor=executor).weights_hash == expected
+        else:
+            with pytest.raises(RunFailed, match=r"client 2, round 1: Hanging lost .*task_timeout_s = 3 .*\nRaise it"):
+                lab.run(lab.config(), executor=executor)
+        assert lab.run(lab.config(), executor=lane).weights_hash == expected
+        stopped = [Path("/proc") / mark.name for mark in tmp_path.iterdir()]
+        assert len(stopped) == min(times, 2)
+        deadline = time.monotonic() + 30
+        while any(process.exists() for process in stopped) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not any(process.exists() for process in stopped)
+    finally:
+        pool.close()
 
 
 def test_a_task_that_fails_ends_the_run_and_leaves_the_pool_usable(
