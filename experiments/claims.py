@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 HEARTBEAT_S = 15.0
 
 
+class ClaimNotWritten(BadInput):
+    """A claim cannot be written where claims are kept; nor could that of any other run there."""
+
+
 class RunTakenOver(RunFailed):
     """Another process has taken over the run that this one was working on; it is that process's to record."""
 
@@ -55,14 +59,15 @@ def claim(folder: Path, identity: str, what: str) -> Iterator[Claim]:
     """Hold `<folder>/<identity>.claim` while the context lasts; `what` is what messages call the run.
 
     A claim is taken over if its owner has been a process of this machine that is gone, or has given no sign of life
-    for `EXPIRY_S`. Raises RunHeld if somebody else holds it, BadInput if claims cannot be written.
+    for `EXPIRY_S`. Raises RunHeld if somebody else holds it, ClaimNotWritten if claims cannot
+    be written.
     """
     path = folder / f"{identity}.claim"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         token = claim_files.acquire(path, what)
     except OSError as error:
-        raise BadInput(
+        raise ClaimNotWritten(
             f"{folder}: the claim that keeps other processes off this run ({what}) cannot be written "
             f"({error.strerror or error}).\n"
             "Make the folder writable, or name others with --set tracking.uri=... and --set work_dir=..."

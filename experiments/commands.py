@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from experiments.session import Session
     from fedsir.events import RunResult
 
-STOPPED = "fedsir: stopped. The same command continues after the last finished round."
+STOPPED = "fedsir: stopped. {} continues after the last finished round."
+SAME = "The same command"
 
 
 def print_configuration(source: str, overrides: Sequence[str]) -> None:
@@ -41,7 +42,7 @@ def run_one(source: str, overrides: Sequence[str], fresh: bool) -> None:
     """Run one run file and print its final table."""
     config = load_run_file(source, overrides)
     console = new_console()
-    with open_session(console, continues=True) as session:
+    with open_session(console, f"{SAME} without --fresh" if fresh else SAME) as session:
         label = f"{config.name}: {config.method.label}, seed {config.seed}"
         with _in_order(LiveLine(console, label, Notes(console))) as line:
             result = session.run(config, [line], fresh)
@@ -59,7 +60,7 @@ def compare_methods(source: str, overrides: Sequence[str], methods: str, seeds: 
     console = new_console()
     notes = Notes(console)
     results: dict[str, list[RunResult]] = {m: [] for m in chosen}
-    with open_session(console, continues=True) as session:
+    with open_session(console, SAME) as session:
         for position in range(len(numbers)):
             for method in chosen:
                 # All of them before the first trains: a seed whose partition is impossible must not come up later.
@@ -95,7 +96,7 @@ def study_identification(
     base = load_run_file(source, overrides)
     path = out or base.work_dir / "studies" / f"identification-{file_stem(base.name)}.csv"
     console = new_console()
-    with open_session(console, continues=True) as session:
+    with open_session(console, SAME) as session:
         kind = session.dataset(base).kind
         plan = Plan(methods, noise, alphas, seeds)
         rows = study(session, source, overrides, plan, path, partial(say, console))
@@ -192,10 +193,10 @@ def _in_order(line: LiveLine) -> Iterator[LiveLine]:
 
 
 @contextmanager
-def open_session(console: Console, continues: bool = False, most_clients: int | None = None) -> Iterator[Session]:
+def open_session(console: Console, continues: str | None = None, most_clients: int | None = None) -> Iterator[Session]:
     """A session that ends in order however the command ends.
 
-    continues: whether the command can be taken up. most_clients: see `Session`.
+    continues: the command that takes up what this one began, in words. most_clients: see `Session`.
     """
     _quiet_libraries()
     try:
@@ -209,8 +210,8 @@ def open_session(console: Console, continues: bool = False, most_clients: int | 
                 finally:
                     session.close()
     except (KeyboardInterrupt, SystemExit):
-        if continues:
-            say(new_console(stderr=True), STOPPED)
+        if continues is not None:
+            say(new_console(stderr=True), STOPPED.format(continues))
         raise
 
 

@@ -164,13 +164,19 @@ class _Overrides:
         everywhere: list[list[str]] = []
         for overrides in (grid.set, given):
             everywhere.append([])
-            for override in overrides:
+            for override in map(str.strip, overrides):
                 label = _scope(override, axes | {*grid.methods})
                 if label is None:
                     everywhere[-1].append(override)
                     continue
                 setting = override.removeprefix(f"{label}.")
-                if label not in axes and not setting.startswith("method."):
+                key = setting.partition("=")[0].strip()
+                if label not in axes and key in ("method.name", "method.preset"):
+                    raise BadInput(
+                        f"grid {grid.name}: {override}: results of {label} would be those of another method.\n"
+                        "Name that one under `methods` instead."
+                    )
+                if label not in axes and not key.startswith("method."):
                     raise BadInput(
                         f"grid {grid.name}: {override}: for one method only its own settings can be changed, since all "
                         f"methods share data, noise and budget.\n"

@@ -13,7 +13,8 @@
     methods: [oct_fedsir, oct_fedsir/no_kd, fedavg, all_clean]
     seeds: [0, 1, 2]
 
-A condition is one value of every axis. Overrides apply in the order `set`, axes as listed, command line.
+A condition is one value of every axis. Overrides apply in the order `set`, axes as listed, command line; then those
+for one value of an axis (`kermany.data.root=...`), and last those for one method, its presets not included.
 """
 
 from __future__ import annotations
@@ -183,6 +184,8 @@ class _Reader:
             for label in labels:
                 if labels.count(label) > 1:
                     self._refuse(f"axes.{name}", f"give each value once, {label!r} is there twice.")
+                if label in grid.methods:
+                    self._refuse(f"axes.{name}", f"the label {label!r} is a method; use another word.")
                 if label.partition(".")[0] in RunFile.model_fields:
                     self._refuse(f"axes.{name}", f"the label {label!r} is a key of run files; use another word.")
         cells = math.prod(map(len, (*grid.axes.values(), grid.methods, grid.seeds)))

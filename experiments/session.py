@@ -43,14 +43,15 @@ def _silently(what: str) -> AbstractContextManager[object]:
 
 
 @contextmanager
-def _saying_what_is_kept(config: RunFile) -> Iterator[None]:
+def _saying_what_is_kept(config: RunFile, fresh: bool) -> Iterator[None]:
     """Complete what is said of a store that is out of reach."""
     try:
         yield
     except StoreUnreachable as error:
         file = config.checkpoint_file
-        if file.exists():
-            kept = f"The rounds of this run are kept in {file}.\nThe same command continues there and records them."
+        if file.exists() or checkpoint.previous(file).exists():
+            command = "The same command without --fresh" if fresh else "The same command"
+            kept = f"The rounds of this run are kept in {file}.\n{command} continues there and records them."
         else:
             kept = "No round of this run has been made, so nothing is lost.\nThe same command begins it again."
         raise StoreUnreachable(f"{error}\n{kept}") from error.__cause__
@@ -126,7 +127,7 @@ class Session:
         from mlflow_tracking.recorder import MlflowRecorder
 
         self._check_quickly(config)
-        with claim_run(config) as claims, _saying_what_is_kept(config):
+        with claim_run(config) as claims, _saying_what_is_kept(config, fresh):
             store = self.store(config)
             if unless_finished:
                 # Looked up under the claim: before it, another process could still finish the run.

@@ -12,7 +12,7 @@ import os
 import typing
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType, UnionType
@@ -149,15 +149,34 @@ def save(path: Path, owner: Owner, content: Mapping[str, Any]) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a run's checkpoints; the newest last, so that an interruption leaves nothing older to continue from."""
-    previous(path).unlink(missing_ok=True)
-    path.unlink(missing_ok=True)
+    """Remove a run's checkpoints; the newest last, so that an interruption leaves nothing older to continue from.
+
+    Raises NotWritten where the folder does not allow it.
+    """
+    with _removing(path):
+        previous(path).unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
 
 
 def remove_partial(path: Path) -> None:
-    """Remove what processes that died while they wrote `path` left beside it; nobody else may be writing it."""
-    for partial in path.parent.glob(f"{path.name}.*.partial"):
-        partial.unlink(missing_ok=True)
+    """Remove what processes that died while they wrote `path` left beside it; nobody else may be writing it.
+
+    Raises NotWritten where the folder does not allow it.
+    """
+    with _removing(path):
+        for partial in path.parent.glob(f"{path.name}.*.partial"):
+            partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def _removing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise NotWritten(
+            f"checkpoint {path} could not be removed: {error.strerror or error}\n"
+            f"Make {path.parent} writable. The same command goes on from there."
+        ) from error
 
 
 def resume(path: Path, owner: Owner, hints: Mapping[str, Any]) -> tuple[dict[str, Any], str | None] | None:

@@ -17,6 +17,7 @@ SERVER_SCHEMES = ("http", "https")
 # As SQLAlchemy reads it; there a password may also have the characters that end the host elsewhere: `/`, `?` and `#`.
 _DATABASE_PASSWORD = re.compile(r"^([\w+.-]+://[^:/@]*:)[^@]*@")
 # `odbc_connect` is a whole address with its password in it.
+_PASSWORD = re.compile(r"(://[^\s:/@]*:)[^\s@/]*@")
 _SECRET = re.compile("password|passwd|pwd|passphrase|token|secret|key|credential|odbc_connect", re.IGNORECASE)
 
 
@@ -48,7 +49,7 @@ class TrackingConfig(Section):
         if scheme == "file" or len(scheme) < 2:
             folder = uri.removeprefix("file:").rstrip("/") or "fedsir-runs"
             raise ValueError(
-                f"{uri!r} is a folder, and MLflow no longer keeps records in plain folders; "
+                f"{shown_uri(uri)!r} is a folder, and MLflow no longer keeps records in plain folders; "
                 f"use a SQLite file instead, for example sqlite:///{folder}/mlflow.db "
                 "(`mlflow migrate-filestore` carries old records over)"
             )
@@ -56,7 +57,7 @@ class TrackingConfig(Section):
             raise ValueError(f"{uri!r} names no file, so the record would be lost; use {DEFAULT_URI}")
         if scheme not in ("sqlite", *DATABASE_SCHEMES, *SERVER_SCHEMES):
             raise ValueError(
-                f"{uri!r} has unknown kind {scheme!r}; use sqlite:///FILE.db, http(s)://HOST:PORT "
+                f"{shown_uri(uri)!r} has unknown kind {scheme!r}; use sqlite:///FILE.db, http(s)://HOST:PORT "
                 f"or one of {', '.join(s + '://' for s in DATABASE_SCHEMES)}"
             )
         return uri
@@ -86,6 +87,11 @@ def shown_uri(uri: str) -> str:
         uri = _DATABASE_PASSWORD.sub(r"\1***@", uri)
     place, mark, query = uri.partition("?")
     return place + mark + "&".join(map(_without_secret, query.split("&")))
+
+
+def without_passwords(text: str) -> str:
+    """A message of others for people: without the passwords of the addresses in it."""
+    return _PASSWORD.sub(r"\1***@", text)
 
 
 def _without_secret(item: str) -> str:

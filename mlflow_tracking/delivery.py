@@ -127,9 +127,9 @@ def patiently(
     """What `call` returns as soon as the store can be reached; others may use the store while this waits.
 
     again: called in its place once it has failed. since_lost: patience counts from when the store went out of reach, so
-    that of many who come one after the other only the first has to wait; each of them tries it. Errors that are no
-    outage are raised at once. Raises StoreUnreachable when the store has been out of reach for `patience_s` seconds, or
-    as soon as `stopping` is set.
+    that of many who come one after the other only the first has to wait; the others try it if nobody has just done so.
+    Errors that are no outage are raised at once. Raises StoreUnreachable when the store has been out of reach for
+    `patience_s` seconds, or as soon as `stopping` is set.
     """
     stopping = threading.Event() if stopping is None else stopping
     begin = monotonic() - (store.reach.lost_for if since_lost else 0.0)
@@ -143,6 +143,12 @@ def patiently(
             last = monotonic() >= deadline
             if store.reach.pause and not last:
                 continue  # somebody else has just tried
+            if store.reach.pause and since_lost:
+                # And will not be back for this one: a try may take a minute, and many may come.
+                raise StoreUnreachable(
+                    f"{shown_uri(store.uri)} has been out of reach for {store.reach.lost_for:.0f} s "
+                    "(setting tracking.patience_s)"
+                )
             try:
                 return attempt(store, call)
             except Exception as error:

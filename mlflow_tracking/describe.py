@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from fedsir.config.data import CohortData, KermanyData, MedMnistData, PhantomData
 from fedsir.events import DatasetFacts, RunStarted
 from fedsir.text import shortened
+from mlflow_tracking.config import without_passwords
 
 if TYPE_CHECKING:
     from mlflow.entities import DatasetInput
@@ -54,7 +55,7 @@ MAX_DATASET_DIGEST = 36
 
 def error_text(error: BaseException) -> str:
     """An error as the tag `fedsir.error` holds it."""
-    return f"{type(error).__name__}: {error}"[:MAX_ERROR]
+    return f"{type(error).__name__}: {without_passwords(str(error))}"[:MAX_ERROR]
 
 
 def dataset_input(dataset: DatasetFacts) -> DatasetInput:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from time import monotonic
 
 from fedsir.errors import first_line
+from mlflow_tracking.config import without_passwords
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 COST_FACTOR = 3
@@ -63,7 +64,7 @@ def is_outage(error: BaseException) -> bool:
 def reason(error: BaseException) -> str:
     """What an error comes from, in a few words without addresses."""
     *_, cause = _chain(error)
-    return cause.strerror if isinstance(cause, OSError) and cause.strerror else first_line(cause)
+    return cause.strerror if isinstance(cause, OSError) and cause.strerror else without_passwords(first_line(cause))
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -88,6 +89,8 @@ def _says_so(error: BaseException) -> bool:
 
     if isinstance(error, requests.HTTPError):
         return error.response is not None and _temporary(error.response.status_code)
+    if isinstance(error, requests.exceptions.SSLError):
+        return False
     if isinstance(error, requests.ConnectionError | requests.Timeout | requests.exceptions.ChunkedEncodingError):
         return True
     if isinstance(error, requests.exceptions.RetryError):
@@ -125,7 +128,8 @@ class Reach:
     @property
     def lost_for(self) -> float:
         """Seconds since it went out of reach, 0 while it answers."""
-        return 0.0 if self._lost_at is None else monotonic() - self._lost_at
+        lost_at = self._lost_at  # read once: others may find it meanwhile
+        return 0.0 if lost_at is None else monotonic() - lost_at
 
     def lost(self, seconds: float) -> bool:
         """Note a try of so many seconds that did not reach it; whether this is the first since it was in reach."""

@@ -29,7 +29,7 @@ from fedsir.events import (
     RunStarted,
     RunStopped,
 )
-from mlflow_tracking.config import TrackingConfig, shown_uri
+from mlflow_tracking.config import TrackingConfig, shown_uri, without_passwords
 from mlflow_tracking.delivery import Point, Points, attempt, patiently
 from mlflow_tracking.describe import TAG_ERROR, error_text, run_name
 from mlflow_tracking.opening import Opening
@@ -106,7 +106,7 @@ class MlflowRecorder:
                 run = self._current("a round")
                 with self._failing_loudly(f"round {event.record.round}", run.started):
                     run.take_rounds([event.record])
-                    if run.points.idle_s >= self._settings.flush_seconds and not self._store.reach.pause:
+                    if run.points.idle_s >= self._settings.flush_seconds:
                         self._try_to_send(run)
             case RunFinished():
                 run = self._current("the end")
@@ -154,11 +154,16 @@ class MlflowRecorder:
 
     def _try_to_send(self, run: _OpenRun) -> None:
         """Send what is unsent if the store can be reached; otherwise it is tried again with a later round."""
-        try:
-            attempt(self._store, partial(run.points.send, self._client))
-        except Exception as error:
-            if not is_outage(error):
-                raise
+        if self._store.reach.pause:
+            return
+        with self._store.lock:
+            if self._store.reach.pause:
+                return  # whoever had the lock has just tried
+            try:
+                attempt(self._store, partial(run.points.send, self._client))
+            except Exception as error:
+                if not is_outage(error):
+                    raise
 
     def _stop(self, event: RunStopped) -> None:
         run, self._open = self._open, None
@@ -169,13 +174,15 @@ class MlflowRecorder:
             (f"the last rounds of run {run.mlflow_id} are missing", partial(run.points.send, self._client)),
             (f"run {run.mlflow_id} stays without an end", mark),
         ):
-            if event.killed and self._store.reach.pause:
-                # Whoever stops a run does not want to wait, and its checkpoint has what is missing.
-                logging.getLogger(__name__).warning("%s in %s until it is continued", lost, shown_uri(self._store.uri))
-                return
-            # The error that stopped the run matters more than one met while noting it.
-            with self._only_warning(lost):
-                attempt(self._store, call)
+            with self._store.lock:
+                if event.killed and self._store.reach.pause:
+                    # Whoever stops a run does not want to wait, and its checkpoint has what is missing.
+                    where = shown_uri(self._store.uri)
+                    logging.getLogger(__name__).warning("%s in %s until it is continued", lost, where)
+                    return
+                # The error that stopped the run matters more than one met while noting it.
+                with self._only_warning(lost):
+                    attempt(self._store, call)
 
     def _mark_stopped(self, mlflow_id: str, error: BaseException, status: str) -> None:
         try:
@@ -207,12 +214,15 @@ class MlflowRecorder:
             self._open = None
             raise StoreUnreachable(f"{run}: {what} could not be recorded: {error}") from error.__cause__
         except Exception as error:  # the store, the disk and the plots fail in ways of their own
+            if is_outage(error):
+                # Of the folder for temporary files, since calls of the store have been insisted on.
+                self._open = None
+                raise StoreUnreachable(f"{run}: {what} could not be recorded: {reason(error)}") from error
             if self._open is not None:
                 with self._only_warning(f"run {self._open.mlflow_id} cannot be marked as failed"):
                     attempt(self._store, partial(self._mark_stopped, self._open.mlflow_id, error, "FAILED"))
-            raise RunFailed(
-                f"{run}: {what} could not be recorded in {shown_uri(self._store.uri)}: {type(error).__name__}: {error}"
-            ) from error
+            said = f"{type(error).__name__}: {without_passwords(str(error))}"
+            raise RunFailed(f"{run}: {what} could not be recorded in {shown_uri(self._store.uri)}: {said}") from error
 
     @contextmanager
     def _only_warning(self, what: str) -> Iterator[None]:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from experiments.audit.example import MANIFEST, write_consortium
 from experiments.audit.worklist_file import UNSURE, graded, read_worklist, worklist_rows, write_worklist
-from experiments.commands import open_session
+from experiments.commands import SAME, open_session
 from experiments.compare import parse_seeds
 from experiments.config import RunFile, load_run_file
 from experiments.console import new_console, percent, say
@@ -186,7 +186,7 @@ def run_study(
     config = audit_config(None, phantom, [*overrides, "data.manifest=none.csv"])
     path = out or config.work_dir / "studies" / f"audit-{scenario}.csv"
     console = new_console()
-    with open_session(console, continues=True) as session:
+    with open_session(console, SAME) as session:
         from experiments.audit.audit import AuditPlan
         from experiments.audit.study import planter, study, summary
         from fedsir.audit.settings import AuditSettings

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from experiments.commands import open_session
+from experiments.commands import SAME, open_session
 from experiments.compare import ALL_CLEAN
 from experiments.console import new_console, say, waiting
 from experiments.expansion import Plan, PlannedRun, absent_files, expand, parse_shard, require_complete
@@ -143,7 +143,7 @@ def run_grid(source: str, only: Sequence[str], overrides: Sequence[str], options
         say(console, "reasons: fedsir sweep status; again: fedsir sweep retry")
     if tally.undelivered:
         kept = queue[0].config.checkpoint_file.parent
-        say(console, f"what is not recorded is kept in {kept}; fedsir sweep run (or retry) continues there")
+        say(console, f"what is not recorded is kept in {kept}; fedsir sweep run continues there")
     say(console, f"recorded in {shown_uri(tracking.uri)}, experiment {tracking.experiment}")
     return tally.all_well
 
@@ -158,7 +158,7 @@ def _work(
 ) -> None:
     """Do the runs of the queue, which is not empty. above: the MLflow run of the sweep."""
     most_clients = max(run.config.federation.clients for run in queue)
-    with open_session(console, continues=True, most_clients=most_clients) as session:
+    with open_session(console, SAME, most_clients=most_clients) as session:
         from experiments.checks import check_execution, check_work_dir
         from experiments.sweeps.sweep import Sweep
 

@@ -22,7 +22,7 @@ from experiments import claim_files
 from experiments.claim_files import RunHeld
 from experiments.claims import claim, claims_folder
 from experiments.expansion import Plan
-from fedsir.errors import RunFailed
+from fedsir.errors import RunFailed, StoreUnreachable
 from mlflow_tracking.config import shown_uri
 from mlflow_tracking.delivery import patiently
 from mlflow_tracking.outage import is_outage, reason
@@ -47,6 +47,8 @@ def sweep_run(store: Store, plan: Plan, about: Sequence[str]) -> Iterator[str]:
             try:
                 begin = partial(begin_sweep_run, store, sweep)
                 mlflow_id = patiently(store, begin, plan.runs[0].config.tracking.patience_s)
+            except StoreUnreachable:
+                raise
             except Exception as error:  # database drivers, MLflow and the network share no base class
                 raise RunFailed(
                     f"grid {sweep.grid}: the sweep could not be recorded in {shown_uri(store.uri)}: "

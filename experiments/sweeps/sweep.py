@@ -11,7 +11,7 @@ from functools import partial
 from itertools import groupby
 
 from experiments.claim_files import RunHeld
-from experiments.claims import RunTakenOver
+from experiments.claims import ClaimNotWritten, RunTakenOver
 from experiments.expansion import PlannedRun
 from experiments.session import FinishedElsewhere, Session
 from experiments.sweeps.flights import flight_limit, wait_for_memory
@@ -139,7 +139,7 @@ class Sweep:
         """Do one run, whatever comes of it.
 
         Raises RunHeld or RunTakenOver where it is another process's, StoreUnreachable where the store is out of reach,
-        WorkersLost or NotWritten where no run can go on.
+        WorkersLost, NotWritten or ClaimNotWritten where no run can go on.
         """
         watch = self._progress.watch(run)
         try:
@@ -151,7 +151,7 @@ class Sweep:
             self._progress.elsewhere(run)
             with self._lock:
                 self._tally.finished_before += 1
-        except (RunHeld, RunTakenOver, StoreUnreachable, WorkersLost, NotWritten):
+        except (RunHeld, RunTakenOver, StoreUnreachable, WorkersLost, NotWritten, ClaimNotWritten):
             raise
         except Exception as error:
             # Whatever it is, it concerns this run; the user finds it in the record and in the table.
@@ -168,6 +168,6 @@ class Sweep:
         try:
             store = self._session.store(run.config)
             record = partial(record_failure, store, run.config, run.identity, error, self._parent)
-            patiently(store, record, run.config.tracking.patience_s, self._stopping)
+            patiently(store, record, run.config.tracking.patience_s, self._stopping, since_lost=True)
         except Exception as again:  # the store itself may be what fails
             self._progress.unrecorded(run, again)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from itertools import pairwise
 from threading import Thread
 
@@ -37,8 +37,8 @@ def run_in_parts(
 ) -> Iterator[list[Outcome]]:
     """Outcomes of one part after the other; the next one is worked on while the caller looks at the last.
 
-    Keeps none of them. Raises what `Executor.run` raises, once nothing is under way any more; an interruption is
-    raised at once.
+    Keeps none of them. Raises what `Executor.run` raises; the part under way beside it goes on until the executor is
+    closed.
     """
     if len(parts) == 1 or executor.slots == 1:
         # A single worker is this process, or has next to nothing to gain.
@@ -50,11 +50,7 @@ def run_in_parts(
     while waiting or running:
         while waiting and len(running) < 2:
             running.append(_begin(executor, waiting.popleft(), broadcast))
-        try:
-            outcomes = running.popleft().result()
-        except Exception:
-            wait(running)
-            raise
+        outcomes = running.popleft().result()
         yield outcomes
         del outcomes
 

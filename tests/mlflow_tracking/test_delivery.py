@@ -79,8 +79,10 @@ def test_those_who_follow_do_not_wait_all_over_again(here: Store) -> None:
     call, back = Flaky(10**6), Flaky(1)
     with pytest.raises(StoreUnreachable):
         patiently(here, call, 0.2, since_lost=True)
-    assert call.calls == 1
-    # Each of them tries, and patience begins anew once the store has been back.
+    # Only if nobody has just tried.
+    assert call.calls <= 1
+    time.sleep(0.05)
+    # Patience begins anew once the store has been back.
     assert patiently(here, Flaky(0), 0.2, since_lost=True) == "done"
     assert patiently(here, back, LONG_S, since_lost=True) == "done"
     assert back.calls == 2

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import ray
 
+from fedsir.clients.executor import WorkItem
 from fedsir.clients.pool import ActorPool
+from fedsir.clients.tasks import PredictTest
 from fedsir.errors import RunFailed
 
 
@@ -29,6 +31,21 @@ def at_once(*works: Callable[[], Any]) -> list[Any]:
     for thread in threads:
         thread.join()
     return results
+
+
+class Stuck:
+    """A pool that takes jobs and never does them."""
+
+    def __init__(self, pool: ActorPool, begun: threading.Event) -> None:
+        self.pool, self.begun = pool, begun
+
+    def submit(self, job: Any) -> None:  # noqa: ARG002
+        self.begun.set()
+
+    def require_ray(self) -> None: ...
+
+    def leave(self, lane: int) -> None:
+        self.pool.leave(lane)
 
 
 def test_runs_at_the_same_time_have_the_bits_of_runs_alone(lab: Any, pool_of: Callable[..., ActorPool]) -> None:
@@ -78,6 +95,30 @@ def test_images_are_shipped_once_for_lanes_that_share_them(
     bare = [value for value in shipped if type(value) is type(setup)]
     assert len(bare) == 3
     assert all(value.train_images.size == 0 and value.test_images.size == 0 for value in bare)
+
+
+def test_a_lane_that_is_closed_calls_off_what_it_has_under_way(lab: Any, pool_of: Callable[..., ActorPool]) -> None:
+    """As after an error in the thread of the run, while another thread waits for a dispatch."""
+    pool, config = pool_of(2), lab.config()
+    lane = pool.lane()
+    lane.prepare(lab.setup(config))
+    begun = threading.Event()
+    lane._pool = Stuck(pool, begun)  # type: ignore[assignment]
+    found: dict[str, BaseException] = {}
+
+    def work() -> None:
+        try:
+            lane.run([WorkItem(0, 0, PredictTest(0, 1), 1)], {})
+        except BaseException as error:
+            found["error"] = error
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert begun.wait(60)
+    lane.close()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert "called off" in str(found["error"])
 
 
 def test_an_aborted_pool_interrupts_every_run(lab: Any, local_ray: None) -> None:  # noqa: ARG001

@@ -122,22 +122,11 @@ def test_what_was_looked_at_is_let_go_of(slots: int) -> None:
     assert largest == 1
 
 
-def test_a_failure_is_raised_once_nothing_is_under_way() -> None:
+@pytest.mark.parametrize("error", [RunFailed("client 0 failed"), KeyboardInterrupt()])
+def test_an_error_waits_for_nothing(error: BaseException) -> None:
     gate = threading.Event()
-    executor = Recording(failing={0: RunFailed("client 0 failed")}, gates={1: gate})
-    opener = threading.Timer(0.2, gate.set)
-    opener.start()
-    with pytest.raises(RunFailed, match="client 0 failed"):
-        list(run_in_parts(executor, [[i] for i in items(4)], {}))
-    assert sorted(executor.ended) == [0, 1]
-    assert sorted(executor.begun) == [0, 1]
-    opener.join()
-
-
-def test_an_interruption_waits_for_nothing() -> None:
-    gate = threading.Event()
-    executor = Recording(failing={0: KeyboardInterrupt()}, gates={1: gate})
-    with pytest.raises(KeyboardInterrupt):
+    executor = Recording(failing={0: error}, gates={1: gate})
+    with pytest.raises(type(error)):
         list(run_in_parts(executor, [[i] for i in items(4)], {}))
     assert executor.ended == [0]
     gate.set()

@@ -98,6 +98,8 @@ def test_the_budget_says_what_tells_runs_of_a_task_apart(recorded: Callable[...,
         "100 rounds × 1 local epoch, 64 px",
     }
     assert found.runs.groupby("budget").size().max() == 2
+    sampled = results([recorded(rounds=6), recorded(rounds=6, participation="0.5")])
+    assert {b.rpartition(", ")[2] for b in sampled.runs["budget"]} == {"participation 1", "participation 0.5"}
 
 
 @pytest.mark.parametrize(
@@ -163,6 +165,10 @@ def test_a_run_whose_configuration_is_gone_has_the_settings_its_parameters_name(
     texts = {read.mlflow_id: CONFIG.format(seed=0, clean=3, mu=0.1)}
     assert set(results([read, unread], texts).runs["method"]) == {"fedprox"}
     assert results([read, unread, other], texts).runs["method"].nunique() == 2
+    # Two configurations behind one parameter, which is cut where they differ.
+    third = recorded(method="fedprox", seed=3, method_settings="mu=0.1")
+    texts[third.mlflow_id] = CONFIG.format(seed=3, clean=3, mu=0.11)
+    assert results([read, unread, third], texts).runs["method"].nunique() == 3
 
 
 def test_settings_that_belong_to_conditions_are_one_method(recorded: Callable[..., Recorded]) -> None:
