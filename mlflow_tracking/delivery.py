@@ -146,7 +146,7 @@ def patiently(
             if store.reach.pause and since_lost:
                 # And will not be back for this one: a try may take a minute, and many may come.
                 raise StoreUnreachable(
-                    f"{shown_uri(store.uri)} has been out of reach for {store.reach.lost_for:.0f} s "
+                    f"{shown_uri(store.uri)} could not be used for {store.reach.lost_for:.0f} s "
                     "(setting tracking.patience_s)"
                 )
             try:

@@ -222,7 +222,10 @@ def state_bytes(config: RunFile) -> int:
 
 
 def flight_bytes(config: RunFile) -> int:
-    """Memory of a run in flight: every client's weights as sent, received and kept by the method."""
+    """Memory of a run in flight at most: every client's weights as sent, received and kept by the method.
+
+    Methods that keep a sum only need less (fedsir/methods/README.md).
+    """
     return 3 * config.federation.clients * state_bytes(config)
 
 

@@ -58,6 +58,9 @@ class Sweep:
         begin = time.monotonic()
         try:
             first = self._fly_all(queue, in_flight)
+            if first.undelivered:
+                # Until then nobody would try whether the store is back.
+                self._stopping.wait(max(self._session.store(run.config).reach.pause for run in first.undelivered))
             last = self._fly_all([*first.held, *first.undelivered], in_flight)
             self._tally.held += last.held
             self._tally.undelivered += last.undelivered

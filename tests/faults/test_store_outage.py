@@ -318,7 +318,8 @@ def test_a_sweep_with_an_outage_in_its_middle_ends_complete(
     here.at = {2: begin_once}
     ended = here.sweep(patience=0.1)
     assert (ended.code, ended.err) == (0, "")
-    assert ended.out.count("not recorded yet, to be tried again: ") == 2
+    # The third may come before anybody has tried again.
+    assert ended.out.count("not recorded yet, to be tried again: ") == len(put_off) >= 2
     assert f"continued after round {ROUNDS}" in ended.out
     assert "out of reach" not in ended.out
     # Nothing was trained twice.
