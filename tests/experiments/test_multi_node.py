@@ -21,16 +21,8 @@ pytestmark = pytest.mark.slow
 
 GRID = """
 name: nodes
-base: demo
-set:
-  - data.image_size=32
-  - data.train_images=160
-  - data.test_images=60
-  - federation.clients=6
-  - training.rounds={rounds}
-  - training.batch_size=16
-  - method.stage_one.epochs=1
-  - evaluation.bootstrap_samples=20
+base: {base}
+set: [federation.clients=6, training.rounds={rounds}]
 axes:
   noise:
     - {{label: mild, set: [federation.noise.ratio=0.3]}}
@@ -85,7 +77,7 @@ class Clustered:
     def start(self, name: str, rounds: int, *settings: str) -> subprocess.Popen[str]:
         """`fedsir sweep run` of the grid, recorded in the experiment `name`."""
         grid = self.folder / f"{name}.yaml"
-        grid.write_text(GRID.format(rounds=rounds), encoding="utf-8")
+        grid.write_text(GRID.format(base=Path(__file__).parents[1] / "tiny.yaml", rounds=rounds), encoding="utf-8")
         given = (f"tracking.uri={self.uri}", f"tracking.experiment={name}", f"work_dir={self.folder / name}", *settings)
         return subprocess.Popen(
             [*self._command, "sweep", "run", str(grid), *(w for s in given for w in ("--set", s))],

@@ -12,25 +12,14 @@ from mlflow_tracking.config import TrackingConfig
 from mlflow_tracking.store import prepare_store
 from mlflow_tracking.sweep_run import find_sweep_run
 
-GRID = """
+GRID = f"""
 name: tiny <grid>
-base: demo
-set:
-  - data.image_size=32
-  - data.train_images=160
-  - data.test_images=60
-  - federation.clients=4
-  - training.rounds=2
-  - training.batch_size=16
-  - method.stage_one.epochs=1
-  - evaluation.bootstrap_samples=20
-  - execution.actors=in-process
-  - tracking.figures=false
-  - tracking.experiment=tiny
+base: {Path(__file__).parents[1] / "tiny.yaml"}
+set: [execution.actors=in-process, tracking.figures=false, tracking.experiment=tiny]
 axes:
   noise:
-    - {label: mild, set: [federation.noise.ratio=0.3]}
-    - {label: severe, set: [federation.noise.ratio=0.9]}
+    - {{label: mild, set: [federation.noise.ratio=0.3]}}
+    - {{label: severe, set: [federation.noise.ratio=0.9]}}
 methods: [fedavg, oct_fedsir]
 seeds: [0, 1]
 """

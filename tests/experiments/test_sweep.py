@@ -22,23 +22,14 @@ from mlflow_tracking.states import RecordedState, recorded_states
 from mlflow_tracking.store import Store, prepare_store
 from mlflow_tracking.sweep_run import find_sweep_run
 
-GRID = """
+GRID = f"""
 name: tiny
-base: demo
-set:
-  - data.image_size=32
-  - data.train_images=160
-  - data.test_images=60
-  - federation.clients=4
-  - training.rounds=2
-  - training.batch_size=16
-  - method.stage_one.epochs=1
-  - evaluation.bootstrap_samples=20
-  - execution.actors=in-process
+base: {Path(__file__).parents[1] / "tiny.yaml"}
+set: [execution.actors=in-process]
 axes:
   noise:
-    - {label: mild, set: [federation.noise.ratio=0.3]}
-    - {label: severe, set: [federation.noise.ratio=0.9]}
+    - {{label: mild, set: [federation.noise.ratio=0.3]}}
+    - {{label: severe, set: [federation.noise.ratio=0.9]}}
 methods: [fedavg, fedprox, all_clean]
 seeds: [0]
 """

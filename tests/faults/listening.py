@@ -33,19 +33,11 @@ STAYS_S = 3.0
 """How long a server is watched once it answers."""
 ENDS_WITHIN_S = 300
 
-SETTINGS = (
-    "data.image_size=32",
-    "data.train_images=160",
-    "data.test_images=60",
-    "federation.clients=2",
-    "training.rounds=4",
-    "training.batch_size=16",
-    "evaluation.bootstrap_samples=20",
-    "execution.actors=2",
-)
+SETTINGS = ("federation.clients=2", "training.rounds=4", "execution.actors=2")
+TINY = Path(__file__).parents[1] / "tiny.yaml"
 GRID = f"""
 name: tiny
-base: demo
+base: {TINY}
 set: [{", ".join(SETTINGS)}]
 methods: [oct_fedsir, fedavg]
 seeds: [0, 1]
@@ -168,12 +160,12 @@ def words(command: str, folder: Path) -> list[str]:
     settings = [word for setting in SETTINGS for word in ("--set", setting)]
     match command:
         case "run":
-            return ["run", "demo", *settings]
+            return ["run", str(TINY), *settings]
         case "sweep run":
             (folder / "tiny.yaml").write_text(GRID, encoding="utf-8")
             return ["sweep", "run", "tiny.yaml"]
         case "compare":
-            return ["compare", "demo", "--methods", "fedavg,fedprox", "--seeds", "0", *settings]
+            return ["compare", str(TINY), "--methods", "fedavg,fedprox", "--seeds", "0", *settings]
         case _:
             return [*command.split(), "--port", str(free_port())]
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from store_faults import Fault, Locked, Proxy, ReadOnly, Server, Unwritable, later, mounted
+from tiny_sweep import TINY, Ended
 
 from experiments import cli
 from experiments.session import Session
@@ -27,22 +28,16 @@ from mlflow_tracking.states import recorded_states
 from mlflow_tracking.store import Store, prepare_database, prepare_store
 
 ROUNDS = 4
-TINY = (
-    "data.image_size=32",
-    "data.train_images=160",
-    "data.test_images=60",
-    "federation.clients=4",
+SETTINGS = (
     f"training.rounds={ROUNDS}",
-    "training.batch_size=16",
-    "evaluation.bootstrap_samples=20",
     "execution.actors=in-process",
     "tracking.figures=false",
     "tracking.flush_seconds=0.0",
 )
 GRID = f"""
 name: tiny
-base: demo
-set: [{", ".join(TINY)}]
+base: {TINY}
+set: [{", ".join(SETTINGS)}]
 axes:
   noise:
     - {{label: mild, set: [federation.noise.ratio=0.3]}}
@@ -54,13 +49,6 @@ seeds: [0]
 RUNS = 3
 SOON_S = 0.3
 ENOUGH_S = 120.0
-
-
-@dataclass(frozen=True)
-class Ended:
-    code: int
-    out: str
-    err: str
 
 
 @dataclass
@@ -118,8 +106,8 @@ class Commands:
 
     def run(self, patience: float = ENOUGH_S) -> Ended:
         """One run of FedAvg."""
-        settings = (*TINY, "method.name=fedavg")
-        return self.call("run", "demo", *(word for s in settings for word in ("--set", s)), patience=patience)
+        settings = (*SETTINGS, "method.name=fedavg")
+        return self.call("run", str(TINY), *(word for s in settings for word in ("--set", s)), patience=patience)
 
     def sweep(self, patience: float = ENOUGH_S) -> Ended:
         """The grid."""

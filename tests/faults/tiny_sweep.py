@@ -30,17 +30,13 @@ ACTOR = "ray::ClientActo"
 LIMIT_S = 150.0
 """Bound on a hang; a minute is what Ray itself would take to notice, and machines may be busy."""
 
+TINY = Path(__file__).parents[1] / "tiny.yaml"
 GRID = """
 name: tiny
-base: demo
+base: {base}
 set:
-  - data.image_size=32
-  - data.train_images=160
-  - data.test_images=60
-  - federation.clients=4
   - training.rounds={rounds}
-  - training.batch_size=16
-  - evaluation.bootstrap_samples=20
+  - method.stage_one.epochs=8
   - execution.actors=2
   - tracking.figures=false
   - tracking.weights=false
@@ -159,7 +155,8 @@ class TinySweep:
         self.folder = self.folder.resolve()
         self.tracking = TrackingConfig(uri=self.uri, experiment=self.folder.name)
         self.grid = self.folder / "tiny.yaml"
-        self.grid.write_text(GRID.format(rounds=self.rounds, methods=", ".join(self.methods)), encoding="utf-8")
+        text = GRID.format(base=TINY, rounds=self.rounds, methods=", ".join(self.methods))
+        self.grid.write_text(text, encoding="utf-8")
         self.labels = {run.identity: run.label for run in expand(load_grid(str(self.grid))).runs}
         self.work_dir = self.folder / "fedsir-runs"
 

@@ -25,6 +25,7 @@ from fedsir.federation.labels import LabelCheckpoint
 from fedsir.models.flat import FlatEntry, FlatSchema, FlatWeights
 from fedsir.spectral.identification import Identification, MixtureFit
 from fedsir.spectral.relabeling import ReferenceFacts
+from mlflow_tracking import delivery, outage
 from mlflow_tracking.config import TrackingConfig
 from mlflow_tracking.store import Store, prepare_store
 
@@ -208,3 +209,22 @@ def start_python() -> Callable[..., subprocess.Popen[str]]:
         )
 
     return start
+
+
+class Clock:
+    """Seconds as a test sets them."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock by which it is decided when to send and when to try again."""
+    clock = Clock()
+    monkeypatch.setattr(delivery, "monotonic", clock)
+    monkeypatch.setattr(outage, "monotonic", clock)
+    return clock

@@ -31,21 +31,6 @@ def rounds(synthetic: Any, *numbers: int) -> list[RoundFinished]:
     return [RoundFinished(synthetic.record(t), total_rounds=9) for t in numbers]
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr("mlflow_tracking.delivery.monotonic", clock)
-    return clock
-
-
 def test_zero_sends_every_round_at_once(store: Store, synthetic: Any) -> None:
     started, recorder = synthetic.started(), MlflowRecorder(store, settings(0.0))
     recorder.record(started)
@@ -55,7 +40,7 @@ def test_zero_sends_every_round_at_once(store: Store, synthetic: Any) -> None:
     recorder.record(RunStopped(KeyboardInterrupt(), killed=True))
 
 
-def test_rounds_wait_until_the_time_is_over(store: Store, synthetic: Any, clock: Clock) -> None:
+def test_rounds_wait_until_the_time_is_over(store: Store, synthetic: Any, clock: Any) -> None:
     started, recorder = synthetic.started(), MlflowRecorder(store, settings(5.0))
     recorder.record(started)
     seen = []
@@ -100,7 +85,7 @@ def test_points_carry_the_time_of_their_round(store: Store, synthetic: Any, monk
     assert [point.timestamp for point in points] == [1_800_000_000_000, 1_800_000_060_000]
 
 
-def test_rounds_lost_with_the_process_come_back_on_resuming(store: Store, synthetic: Any, clock: Clock) -> None:
+def test_rounds_lost_with_the_process_come_back_on_resuming(store: Store, synthetic: Any, clock: Any) -> None:
     started = synthetic.started()
     lost = MlflowRecorder(store, settings(5.0))
     lost.record(started)
@@ -127,7 +112,7 @@ def test_a_round_reported_twice_is_sent_once(store: Store, synthetic: Any) -> No
 
 
 def test_a_store_that_refuses_stops_the_run_when_rounds_are_sent(
-    store: Store, synthetic: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    store: Store, synthetic: Any, clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise MlflowException("run is deleted", INVALID_PARAMETER_VALUE)

@@ -29,16 +29,9 @@ COMMAND = [sys.executable, "-c", "from experiments.cli import main; main()"]
 ROUNDS = 3
 GRID = f"""
 name: tiny
-base: demo
+base: {Path(__file__).parents[1] / "tiny.yaml"}
 set:
-  - data.image_size=32
-  - data.train_images=160
-  - data.test_images=60
-  - federation.clients=4
   - training.rounds={ROUNDS}
-  - training.batch_size=16
-  - method.stage_one.epochs=1
-  - evaluation.bootstrap_samples=20
   - execution.actors=in-process
   - tracking.figures=false
   # Every round is a call of its own, so that sweeps get in each other's way as often as they can.

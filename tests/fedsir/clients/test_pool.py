@@ -34,24 +34,8 @@ ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 @dataclass(frozen=True)
-class Dying:
-    """Kills its actor before the work, as long as fewer than `times` deaths are on record in `folder`."""
-
-    inner: Any
-    folder: str
-    times: int
-
-    def __call__(self, client: Client, broadcast: Broadcast) -> ClientResult[Any]:
-        deaths = Path(self.folder)
-        if len(list(deaths.iterdir())) < self.times:
-            (deaths / f"{os.getpid()}").touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return self.inner(client, broadcast)  # type: ignore[no-any-return]
-
-
-@dataclass(frozen=True)
-class Hanging:
-    """Stops its actor before the work, as long as fewer than `times` have been stopped, by the marks in `folder`."""
+class Striking:
+    """Does its actor some harm before the work, as long as fewer than `times` marks are in `folder`."""
 
     inner: Any
     folder: str
@@ -61,26 +45,34 @@ class Hanging:
         marks = Path(self.folder)
         if len(list(marks.iterdir())) < self.times:
             (marks / f"{os.getpid()}").touch()
-            os.kill(os.getpid(), signal.SIGSTOP)
+            self.strike()
         return self.inner(client, broadcast)  # type: ignore[no-any-return]
 
+    def strike(self) -> None:
+        raise NotImplementedError
 
-@dataclass(frozen=True)
-class Hungry:
-    """Leaves its actor next to no memory for the work, as long as fewer than `times` marks are in `folder`."""
 
-    inner: Any
-    folder: str
-    times: int
+class Dying(Striking):
+    """Kills its actor."""
 
-    def __call__(self, client: Client, broadcast: Broadcast) -> ClientResult[Any]:
-        marks = Path(self.folder)
-        if len(list(marks.iterdir())) < self.times:
-            (marks / f"{os.getpid()}").touch()
-            used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-            resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), resource.RLIM_INFINITY))
-            torch.ones(1 << 28)
-        return self.inner(client, broadcast)  # type: ignore[no-any-return]
+    def strike(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Hanging(Striking):
+    """Stops its actor."""
+
+    def strike(self) -> None:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+class Hungry(Striking):
+    """Leaves its actor next to no memory for the work."""
+
+    def strike(self) -> None:
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), resource.RLIM_INFINITY))
+        torch.ones(1 << 28)
 
 
 @dataclass(frozen=True)
