@@ -13,9 +13,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from experiments.config import RunFile, presets
-from experiments.expansion import Plan, parse_shard, require_complete
+from experiments.expansion import Plan, expanded, parse_shard, require_complete, tracking_of
 from experiments.grid import GridFile, grids
-from experiments.sweeps.commands import expanded, tracking_of
 from fedsir.config.data import CohortData, KermanyData, MedMnistData
 from fedsir.errors import BadInput
 from mlflow_tracking.config import shown_uri

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from experiments.compare import ALL_CLEAN, variant
 from experiments.config import RunFile, load_run_file, missing_keys
-from experiments.grid import METHOD, SEED, AxisValue, GridFile
+from experiments.grid import METHOD, SEED, AxisValue, GridFile, load_grid
 from fedsir.config.data import CohortData, KermanyData, MedMnistData
 from fedsir.errors import BadInput
+from mlflow_tracking.config import TrackingConfig, shown_uri
 
 # Stands for a path that only the user knows, so that a grid can be counted without it.
 PLACEHOLDER = "not-given"
@@ -115,6 +116,27 @@ def expand(grid: GridFile, only: Sequence[str] = (), overrides: Sequence[str] = 
     # Within a group, runs without noise last: they share nothing with the others but the images.
     order = sorted(found.values(), key=lambda run: (run.group, run.cells[0].method == ALL_CLEAN))
     return Plan(grid, chosen, tuple(order))
+
+
+def expanded(source: str, only: Sequence[str], overrides: Sequence[str]) -> Plan:
+    """The plan of a grid by file or name. Raises BadInput that names the grid."""
+    grid = load_grid(source)
+    try:
+        return expand(grid, only, overrides)
+    except BadInput as error:
+        raise BadInput(f"{source}: {error}") from error
+
+
+def tracking_of(plan: Plan) -> TrackingConfig:
+    """The one store of all runs. Raises BadInput where there are several."""
+    found = list(dict.fromkeys((r.config.tracking.uri, r.config.tracking.experiment) for r in plan.runs))
+    if len(found) > 1:
+        shown = ", ".join(f"{shown_uri(uri)} ({experiment})" for uri, experiment in found)
+        raise BadInput(
+            f"grid {plan.grid.name}: its runs would be recorded in several places: {shown}.\n"
+            "Give tracking.uri and tracking.experiment once, under `set` of the grid or with --set."
+        )
+    return plan.runs[0].config.tracking
 
 
 def require_complete(plan: Plan) -> None:

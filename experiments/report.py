@@ -12,8 +12,7 @@ from rich.console import Console
 
 from experiments import validation_errors
 from experiments.console import new_console, say, waiting
-from experiments.expansion import Plan, require_complete
-from experiments.sweeps.commands import expanded, tracking_of
+from experiments.expansion import Plan, expanded, require_complete, tracking_of
 from experiments.sweeps.words import many
 from fedsir import __version__
 from fedsir.errors import BadInput

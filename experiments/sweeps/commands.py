@@ -14,8 +14,16 @@ from rich.console import Console
 from experiments.commands import SAME, open_session
 from experiments.compare import ALL_CLEAN
 from experiments.console import new_console, say, waiting
-from experiments.expansion import Plan, PlannedRun, absent_files, expand, parse_shard, require_complete
-from experiments.grid import SEED, load_grid
+from experiments.expansion import (
+    Plan,
+    PlannedRun,
+    absent_files,
+    expanded,
+    parse_shard,
+    require_complete,
+    tracking_of,
+)
+from experiments.grid import SEED
 from experiments.sweeps.estimate import relative_costs
 from experiments.sweeps.parent_run import settle_sweep_run, sweep_run, without_tracking
 from experiments.sweeps.progress import SweepProgress
@@ -220,23 +228,3 @@ def _runnable(source: str, only: Sequence[str], overrides: Sequence[str]) -> Pla
     if absent:
         raise BadInput("\n".join([f"grid {plan.grid.name}: images cannot be found.", *absent]))
     return plan
-
-
-def expanded(source: str, only: Sequence[str], overrides: Sequence[str]) -> Plan:
-    grid = load_grid(source)
-    try:
-        return expand(grid, only, overrides)
-    except BadInput as error:
-        raise BadInput(f"{source}: {error}") from error
-
-
-def tracking_of(plan: Plan) -> TrackingConfig:
-    """The one store of all runs. Raises BadInput where there are several."""
-    found = list(dict.fromkeys((r.config.tracking.uri, r.config.tracking.experiment) for r in plan.runs))
-    if len(found) > 1:
-        shown = ", ".join(f"{shown_uri(uri)} ({experiment})" for uri, experiment in found)
-        raise BadInput(
-            f"grid {plan.grid.name}: its runs would be recorded in several places: {shown}.\n"
-            "Give tracking.uri and tracking.experiment once, under `set` of the grid or with --set."
-        )
-    return plan.runs[0].config.tracking

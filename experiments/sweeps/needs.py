@@ -43,7 +43,8 @@ def time_lines(estimate: Estimate, seconds: Mapping[str, float]) -> list[str]:
         threads = config.execution.threads
         unit, workers = "core", f"{many(slots(config), 'worker')} with {many(threads, 'thread')}"
     total = sum(seconds[e.run.identity] * _cores(e.run.config.execution.threads, unit) for e in known)
-    wall = sum(seconds[e.run.identity] / slots(e.run.config) for e in known)
+    at_once = {run.execution: slots(run) for run in estimate.placements}
+    wall = sum(seconds[e.run.identity] / at_once[e.run.config.execution] for e in known)
     lines = [f"time: {total / 3600:,.1f} {unit}-hours, about {duration(wall)} on this machine ({workers})"]
     if len(known) < len(estimate.runs):
         left_out = many(len(estimate.runs) - len(known), "run")
