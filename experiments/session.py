@@ -146,19 +146,24 @@ class Session:
 
         Nothing is recorded. Raises BadInput as `check` does, apart from the store.
         """
-        check_execution(config.execution, config.federation.clients)
-        check_model(config.model, config.data.image_size)
+        self.check_machine(config)
         with self._condition(config) as (condition, memory), self.executor(config) as (executor, device):
             executor.prepare(runtime_setup(config, condition, device))
             yield RunServer(config, condition, executor, memory), condition
 
-    def _check_quickly(self, config: RunFile) -> None:
+    def check_machine(self, config: RunFile) -> None:
+        """Whether this machine can hold workers and network, looked at once per session. Raises BadInput."""
         execution, clients = config.execution, config.federation.clients
         model, size = config.model, config.data.image_size
         with self._lock:
             self._once(f"{clients} {execution.model_dump_json()}", partial(check_execution, execution, clients))
-            self._once(f"work_dir {config.work_dir}", partial(check_work_dir, config))
             self._once(f"{size} {model.model_dump_json()}", partial(check_model, model, size))
+
+    def _check_quickly(self, config: RunFile) -> None:
+        with self._lock:
+            # First, since networks take longer to look at than folders.
+            self._once(f"work_dir {config.work_dir}", partial(check_work_dir, config))
+            self.check_machine(config)
             self.store(config)
 
     def _once(self, key: str, check: Callable[[], None]) -> None:

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from experiments.audit.correction import Correction, correct
 from experiments.audit.serving import dealt, serving
-from experiments.checks import check_execution, check_model
 from experiments.config import RunFile
 from experiments.session import Session
 from fedsir.audit.examine import Examination, examine
@@ -78,8 +77,7 @@ def audit(
     """
     sites = site_labels(dataset)
     config = for_sites(config, sites)
-    check_execution(config.execution, config.federation.clients)
-    check_model(config.model, config.data.image_size)
+    session.check_machine(config)
     members = [np.flatnonzero(sites.sites == k).astype(np.int64) for k in range(sites.num_sites)]
     federation = dealt(dataset, sites.labels, members)
 
