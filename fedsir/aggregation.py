@@ -78,9 +78,10 @@ class RunningMean:
     def add(self, state: FlatWeights, weight: float) -> None:
         """Take a state in, unless it is dropped. Raises ValueError where it is of another network than the others."""
         if weight > 0 and is_finite(state):
-            self._include(state, weight)
+            self.include(state, weight)
 
-    def _include(self, state: FlatWeights, weight: float) -> None:
+    def include(self, state: FlatWeights, weight: float) -> None:
+        """Take in a state that is known to be finite, with a positive weight. Raises ValueError as `add` does."""
         size = state.values.size
         if self._total is None:
             self._total, self._counters = np.zeros(size, dtype=np.float64), state.counters.astype(np.int64)
@@ -240,7 +241,7 @@ def distance_aware_mean(
     distances[position] = near
     mean = RunningMean(weights[position])
     for k in position.tolist():
-        mean._include(states[k], weights[k])  # eq. 39
+        mean.include(states[k], weights[k])  # eq. 39
     state = mean.result()
     return None if state is None else Aggregate(state=state, weights=weights, distances=distances)
 

@@ -44,11 +44,13 @@ class _WeightedMean:
 
     def add(self, client: int, update: LocalUpdate) -> None:
         """See `Mean`."""
-        if not is_finite(update.weights):
-            self._diverged.append(client)
         # 1, or 0 where training failed.
         done = update.samples / max(1, int(self._sizes[client]))
-        self._mean.add(update.weights, self._weights[client] * done)
+        weight = self._weights[client] * done
+        if not is_finite(update.weights):
+            self._diverged.append(client)
+        elif weight > 0:
+            self._mean.include(update.weights, weight)
 
     def result(self, previous: FlatWeights) -> FlatWeights:
         """See `Mean`; without any client, `previous`."""
