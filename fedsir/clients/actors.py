@@ -10,7 +10,7 @@ import ray
 import torch
 from ray.exceptions import ActorUnschedulableError, GetTimeoutError, RayActorError, RayError
 
-from fedsir.clients.engine import CUBLAS_WORKSPACE
+from fedsir.clients.engine import gpu_options
 from fedsir.clients.executor import Worker
 from fedsir.clients.feeding import LOST
 from fedsir.clients.memory_probe import Demand, measure
@@ -74,7 +74,7 @@ class Actors:
         """
         owner = self._owner(slot)
         # It may be alive, at work for too long or in want of memory, and holds what the new one needs.
-        self.kill(self._actors[slot])
+        ray.kill(self._actors[slot])
         actor = self._another(owner) if self._placement.move(owner) else None
         if actor is not None:
             return actor
@@ -90,11 +90,6 @@ class Actors:
         """Let an actor serve a slot and all others that had the same one so far."""
         before = self._actors[slot]
         self._actors = [actor if a is before else a for a in self._actors]
-
-    @staticmethod
-    def kill(actor: Any) -> None:
-        """End an actor whatever it is doing; nothing happens to one that has died."""
-        ray.kill(actor)
 
     def release(self) -> None:
         """Kill the actors and give up what was reserved for them."""
@@ -112,8 +107,7 @@ class Actors:
         memory_cap = None
         if self.gpu_fraction > 0:
             memory_cap = self._config.memory_cap
-            if self._config.deterministic:
-                options["runtime_env"] = {"env_vars": dict([CUBLAS_WORKSPACE])}
+            options |= gpu_options(self._config.deterministic)
         return ray.remote(ClientActor).options(max_restarts=0, **options).remote(memory_cap)
 
     def _await_start(self) -> None:

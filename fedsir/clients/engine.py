@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import lightning
 import torch
@@ -20,6 +20,11 @@ from fedsir.models.network import Network, build_network
 
 CUBLAS_WORKSPACE = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 """Without it matrix products on GPUs may differ from call to call, and torch refuses them in deterministic mode."""
+
+
+def gpu_options(deterministic: bool) -> dict[str, Any]:
+    """Ray options of actors on GPUs: what must be in their environment before CUDA starts."""
+    return {"runtime_env": {"env_vars": dict([CUBLAS_WORKSPACE])}} if deterministic else {}
 
 
 class ClientModule(lightning.LightningModule):

@@ -102,10 +102,11 @@ class Feeder:
                 # As if the system had killed it: what is left of its memory may not do for anybody's work.
                 self._lost(slot, cause, guilty=True)
             else:
-                self._ended(reference)
                 piece.job.fail(_failed(piece, position, cause, error))
                 if self._renew:
                     self._lost(slot, error, guilty=False)
+                else:
+                    self._ended(reference)
         except LOST as error:
             self._lost(slot, self._killed.get(sent.actor, error), guilty=True)
         else:

@@ -11,7 +11,7 @@ import ray
 import torch
 from ray.exceptions import GetTimeoutError, RayError
 
-from fedsir.clients.engine import CUBLAS_WORKSPACE
+from fedsir.clients.engine import gpu_options
 from fedsir.clients.executor import Worker, WorkItem
 from fedsir.clients.objective import CrossEntropy
 from fedsir.clients.placement import Layout, Placement
@@ -127,9 +127,7 @@ def measure(demand: Demand, nodes: list[Node], timeout_s: float) -> Measured:
     layout = Layout(cpus=cpus, gpus=0.5, homes=(0, 0), bundles=({"GPU": 1.0, "CPU": 2 * cpus},))
     begin = time.monotonic()
     placement = Placement(layout, nodes, timeout_s)
-    # As for client actors.
-    environment = {"runtime_env": {"env_vars": dict([CUBLAS_WORKSPACE])}}
-    options: dict[str, Any] = environment if demand.execution.deterministic else {}
+    options = gpu_options(demand.execution.deterministic)
     remote: Any = ray.remote(ProbeActor)
     actors = [remote.options(**options, **placement.options(slot)).remote() for slot in (0, 1)]
     looking, acting = actors

@@ -140,7 +140,7 @@ class ActorPool:
             deadlines=Deadlines(config.task_timeout_s, config.startup_timeout_s),
             send=self._send,
             replace=self._replace,
-            kill=self._actors.kill,
+            kill=ray.kill,
         )
         self._thread = threading.Thread(target=self._feed_actors, name="actor pool", daemon=True)
         self._thread.start()
@@ -249,7 +249,7 @@ class ActorPool:
 
     def _send(self, slot: int, piece: Piece) -> tuple[Any, Any]:
         actor = self._actors.of(slot)
-        reference = actor.work.remote(piece.items, piece.job.broadcast, piece.job.lane)
+        reference = actor.work.remote(piece.items, piece.job.broadcast, piece.lane)
         reference.future().add_done_callback(lambda _: self._inbox.put(_Done(reference, actor)))
         return reference, actor
 
