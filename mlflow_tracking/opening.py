@@ -13,7 +13,6 @@ from mlflow_tracking.delivery import Insist, Points
 from mlflow_tracking.describe import (
     TAG_ERROR,
     TAG_RESUMED,
-    TAG_RUN_ID,
     TAG_SUPERSEDED,
     dataset_input,
     parameters,
@@ -21,6 +20,7 @@ from mlflow_tracking.describe import (
     tags,
 )
 from mlflow_tracking.outage import is_outage
+from mlflow_tracking.states import runs_of
 from mlflow_tracking.store import Store
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Opening:
         Also those that did if all rounds are done: then the end is in the store, and nobody heard so.
         """
         complete = len(self._event.history) == self._event.config.training.rounds
-        found = self._store.runs(f"tags.`{TAG_RUN_ID}` = '{self._event.run_id}'")
+        found = runs_of(self._store, self._event.run_id)
         return [run for run in found if complete or run.info.status != "FINISHED"]
 
     def _new(self) -> str:

@@ -74,7 +74,7 @@ def record_failure(
     parent: id of the MLflow run of its sweep.
     """
     with store.lock:
-        unfinished = [run for run in _runs_of(store, identity) if run.info.status != "FINISHED"]
+        unfinished = [run for run in runs_of(store, identity) if run.info.status != "FINISHED"]
         if unfinished:
             mlflow_id = unfinished[0].info.run_id
             store.client.set_tag(mlflow_id, TAG_ERROR, error_text(error))
@@ -108,7 +108,7 @@ def _rows(store: Store, identity: str | None = None) -> list[_Row]:
     )
     if found is not None:
         return [_Row(*values) for values in found]
-    return _rows_of(store.runs() if identity is None else _runs_of(store, identity))
+    return _rows_of(store.runs() if identity is None else runs_of(store, identity))
 
 
 def _rows_of(runs: Iterable[Run]) -> list[_Row]:
@@ -125,7 +125,8 @@ def _rows_of(runs: Iterable[Run]) -> list[_Row]:
     ]
 
 
-def _runs_of(store: Store, identity: str) -> list[Run]:
+def runs_of(store: Store, identity: str) -> list[Run]:
+    """MLflow runs of an identity in any state, newest first."""
     return store.runs(f"tags.`{TAG_RUN_ID}` = '{identity}'")
 
 
