@@ -13,7 +13,7 @@ NO_NOISE = "none"
 
 
 @dataclass(frozen=True)
-class Part:
+class TaskRuns:
     """Runs of one task with equal budget and images. only_budget: the task has no other."""
 
     task: str
@@ -22,7 +22,7 @@ class Part:
     runs: pd.DataFrame
 
 
-def by_task_and_budget(runs: pd.DataFrame) -> list[Part]:
+def by_task_and_budget(runs: pd.DataFrame) -> list[TaskRuns]:
     """By task in the paper's order, then by name; of a task the budget with most runs first, of equals the newest."""
     known = [task for task in TASKS if (runs["task"] == task).any()]
     found = []
@@ -30,5 +30,5 @@ def by_task_and_budget(runs: pd.DataFrame) -> list[Part]:
         of_task = runs[runs["task"] == task]
         sizes = of_task.groupby("budget").agg(number=("seed", "size"), newest=("started", "max"))
         budgets = sizes.sort_values(["number", "newest"], ascending=False).index.tolist()
-        found += [Part(task, str(b), len(budgets) == 1, of_task[of_task["budget"] == b]) for b in budgets]
+        found += [TaskRuns(task, str(b), len(budgets) == 1, of_task[of_task["budget"] == b]) for b in budgets]
     return found

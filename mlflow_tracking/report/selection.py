@@ -9,14 +9,14 @@ import numpy as np
 import pandas as pd
 
 from mlflow_tracking.report.figures.style import method_order
-from mlflow_tracking.report.grouping import NO_NOISE, Part, by_task_and_budget
+from mlflow_tracking.report.grouping import NO_NOISE, TaskRuns, by_task_and_budget
 from mlflow_tracking.report.paper import ALL_CLEAN, OURS, shown_method
 
 TYPICAL_RATIO = 0.6
 """Where one noise ratio must stand for all: labels are mostly wrong, yet no method is at its end."""
 
 
-class Group(Part):
+class Group(TaskRuns):
     """What a figure may show together."""
 
     @property

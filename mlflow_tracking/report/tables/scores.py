@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from mlflow_tracking.report.grouping import NO_NOISE, Part, by_task_and_budget
+from mlflow_tracking.report.grouping import NO_NOISE, TaskRuns, by_task_and_budget
 from mlflow_tracking.report.paper import (
     ABLATIONS,
     ALL_CLEAN,
@@ -37,7 +37,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Bench(Part):
+class Bench(TaskRuns):
     """What may be compared in a table. entries: by method. conditions: all that some method has."""
 
     data_kind: str
@@ -107,7 +107,7 @@ def data_kinds(found: Iterable[Bench]) -> tuple[str, ...]:
     return tuple(sorted({bench.data_kind for bench in found}))
 
 
-def _bench(part: Part) -> Bench:
+def _bench(part: TaskRuns) -> Bench:
     runs = part.runs.reset_index(drop=True)
     entries: dict[str, list[Entry]] = defaultdict(list)
     clean: list[tuple[float, int, int]] = []
