@@ -59,8 +59,8 @@ def claim(folder: Path, identity: str, what: str) -> Iterator[Claim]:
     """Hold `<folder>/<identity>.claim` while the context lasts; `what` is what messages call the run.
 
     A claim is taken over if its owner has been a process of this machine that is gone, or has given no sign of life
-    for `EXPIRY_S`. Raises RunHeld if somebody else holds it, ClaimNotWritten if claims cannot
-    be written.
+    for `EXPIRY_S`. Raises RunHeld if somebody else holds it, ClaimNotWritten if claims
+    cannot be written.
     """
     path = folder / f"{identity}.claim"
     try:

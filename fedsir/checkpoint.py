@@ -25,6 +25,7 @@ from safetensors.numpy import save_file
 
 from fedsir import __version__
 from fedsir.errors import BadInput, RunFailed, first_line
+from fedsir.text import shortened
 
 FORMAT = "2"
 Arrays = dict[str, NDArray[Any]]
@@ -239,7 +240,7 @@ def load(path: Path, owner: Owner, hints: Mapping[str, Any]) -> dict[str, Any]:
             differences = "; ".join(_differences(settings, owner.settings)) or "nothing that it says"
             raise BadInput(
                 f"checkpoint {path} belongs to run {identity}, not to this configuration and its images "
-                f"({owner.identity}).\nDifferent: {_short(differences)}.\n{remedy}"
+                f"({owner.identity}).\nDifferent: {shortened(differences, 600)}.\n{remedy}"
             )
         return {name: decode(hint, structure[name], arrays) for name, hint in hints.items()}
     except BadInput:
@@ -254,8 +255,4 @@ def _differences(there: Any, here: Any, path: str = "") -> Iterator[str]:
         for key in dict.fromkeys([*here, *there]):
             yield from _differences(there.get(key), here.get(key), f"{path}.{key}" if path else str(key))
     elif there != here:
-        yield f"{path} {_short(json.dumps(there), 60)} there, {_short(json.dumps(here), 60)} here"
-
-
-def _short(text: str, most: int = 600) -> str:
-    return text if len(text) <= most else f"{text[: most - 3]}..."
+        yield f"{path} {shortened(json.dumps(there), 60)} there, {shortened(json.dumps(here), 60)} here"

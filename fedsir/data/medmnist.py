@@ -6,7 +6,7 @@ import hashlib
 import math
 import os
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -57,7 +57,12 @@ def count_images(path: Path) -> dict[Split, int]:
     """How many images an archive has labels for, by split; `BadInput` as `load_medmnist`. No image is looked at."""
     with _explained(path):
         labels = _labels(path)
-    return {split: sum(len(labels[part]) for part in PARTS if PARTS[part] == split) for split in SPLITS}
+    return _by_split({part: len(of_part) for part, of_part in labels.items()})
+
+
+def _by_split(counts: Mapping[str, int]) -> dict[Split, int]:
+    """Images of each split from those of each part."""
+    return {split: sum(counts[part] for part in PARTS if PARTS[part] == split) for split in SPLITS}
 
 
 @contextmanager
@@ -151,8 +156,7 @@ def _entry(path: Path, config: MedMnistData, counts: dict[str, int], progress: P
         sha = hashlib.file_digest(file, "sha256").hexdigest()
     key = hashlib.sha256(f"medmnist/{decode.algorithm()}/{size}/{sha}".encode()).hexdigest()
     entry = load_entry(root, key)
-    stored: dict[Split, int] = {"test": counts["test"], "train": counts["train"] + counts["val"]}
-    if entry is not None and entry.fits(size, sum(counts.values())) and entry.counts == stored:
+    if entry is not None and entry.fits(size, sum(counts.values())) and entry.counts == _by_split(counts):
         return entry
     hashes: list[bytes] = []
     with (

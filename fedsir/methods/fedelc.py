@@ -20,7 +20,13 @@ from fedsir.methods.aggregate import DistanceAwareMean
 from fedsir.methods.base import MethodState, Server
 from fedsir.methods.cost import Cost, Scale
 from fedsir.methods.local import fold_round, la_objective, local_training, stage_rounds
-from fedsir.methods.loss_detection import LossDetection, detect_noisy_clients, taken_for_clean, training_clients
+from fedsir.methods.loss_detection import (
+    LossDetection,
+    detect_noisy_clients,
+    taken_for_clean,
+    training_clients,
+    training_passes,
+)
 from fedsir.methods.registry import MethodEntry
 
 
@@ -99,8 +105,9 @@ def cost(config: FedELCConfig, scale: Scale) -> Cost:
     rounds that follow."""
     rounds = scale.training.rounds
     following = max(0, rounds - stage_rounds(config.warmup, rounds))
-    trained = (rounds - following + scale.share * following) * scale.training.local_epochs
-    return Cost(trained, (1.0 + (1.0 - scale.clean) * scale.share * following) if following else 0.0)
+    return Cost(
+        training_passes(scale, following), (1.0 + (1.0 - scale.clean) * scale.share * following) if following else 0.0
+    )
 
 
 METHOD = MethodEntry(

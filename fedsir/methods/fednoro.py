@@ -16,7 +16,13 @@ from fedsir.methods.aggregate import DistanceAwareMean
 from fedsir.methods.base import MethodState, Server
 from fedsir.methods.cost import Cost, Scale
 from fedsir.methods.local import fold_round, la_objective, local_training, stage_rounds
-from fedsir.methods.loss_detection import LossDetection, detect_noisy_clients, taken_for_clean, training_clients
+from fedsir.methods.loss_detection import (
+    LossDetection,
+    detect_noisy_clients,
+    taken_for_clean,
+    training_clients,
+    training_passes,
+)
 from fedsir.methods.registry import MethodEntry
 from fedsir.objectives import exp_ramp
 
@@ -84,7 +90,7 @@ def cost(config: FedNoRoConfig, scale: Scale) -> Cost:
     rounds, epochs = scale.training.rounds, scale.training.local_epochs
     following = max(0, rounds - stage_rounds(config.warmup, rounds))
     taught = scale.share * following * epochs
-    return Cost((rounds - following) * epochs + taught, (1.0 + (1.0 - scale.clean) * taught) if following else 0.0)
+    return Cost(training_passes(scale, following), (1.0 + (1.0 - scale.clean) * taught) if following else 0.0)
 
 
 METHOD = MethodEntry(

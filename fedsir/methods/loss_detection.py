@@ -15,6 +15,7 @@ from pydantic import Field
 from fedsir.clients.loss_tasks import ClassLosses
 from fedsir.config.base import PositiveFloat, PositiveInt, Section
 from fedsir.methods.base import MethodState, Server
+from fedsir.methods.cost import Scale
 from fedsir.methods.local import participants
 from fedsir.mixture import high_group
 from fedsir.models.flat import FlatWeights
@@ -134,3 +135,8 @@ def training_clients(server: Server, state: MethodState, t: int) -> list[int]:
     """Clients that train in round t: everybody during the warm-up, whose end is a verdict on everybody, and then the
     participants."""
     return list(range(server.federation.num_clients)) if state.identification is None else participants(server, t)
+
+
+def training_passes(scale: Scale, following: int) -> float:
+    """Passes over a client's images in training where `following` rounds follow the warm-up; see `training_clients`."""
+    return (scale.training.rounds - following + scale.share * following) * scale.training.local_epochs
