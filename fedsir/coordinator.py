@@ -19,7 +19,7 @@ from fedsir.condition import Condition
 from fedsir.config.run import RunConfig
 from fedsir.data.dataset import Dataset
 from fedsir.errors import FedsirError, RunFailed, StoreUnreachable, WorkersLost
-from fedsir.evaluation.run import Evaluator
+from fedsir.evaluation.run import Evaluator, Figures
 from fedsir.events import (
     TOTALS,
     DatasetFacts,
@@ -35,6 +35,7 @@ from fedsir.events import (
 from fedsir.methods.base import Method, MethodState
 from fedsir.methods.registry import find_method
 from fedsir.models.flat import FlatWeights
+from fedsir.round_ends import Round, RoundEnds
 from fedsir.server import Memory, RoundCosts, RunServer, predict_test, runtime_setup, timed
 
 INTERRUPTIONS = (KeyboardInterrupt, SystemExit, WorkersLost, StoreUnreachable, checkpoint.NotWritten)
@@ -122,32 +123,38 @@ def _rounds(
     if kept is not None:
         server.costs = kept.costs
 
-    def keep(state: MethodState) -> None:
+    def keep(state: MethodState, costs: RoundCosts) -> None:
         if checkpoint_file is not None:
             spent = earlier + time.perf_counter() - begin
-            content = {"state": state, "history": tuple(history), "costs": server.costs, "seconds": spent}
+            content = {"state": state, "history": tuple(history), "costs": costs, "seconds": spent}
             checkpoint.save(checkpoint_file, owner, content)
+
+    def evaluate(state: MethodState) -> Figures:
+        return evaluator.evaluate(state, predict_test(server, state, len(condition.dataset.test)))
+
+    def finish(ended: Round, figures: Figures) -> None:
+        record = _record(ended.number + 1, figures.metrics, ended.costs)
+        history.append(record)
+        keep(ended.state, RoundCosts())
+        announce(RoundFinished(record, config.training.rounds))
 
     if state is None:
         state = timed(server, partial(method.begin, server))
-        keep(state)
+        keep(state, server.costs)
     figures = None
-    for t in range(len(history), config.training.rounds):
-        state = timed(server, partial(method.round, server, state, t))
-        started = time.perf_counter()
-        figures = evaluator.evaluate(state, predict_test(server, state, len(condition.dataset.test)))
-        server.costs.seconds["evaluate"] += time.perf_counter() - started
-        record = _record(t + 1, figures.metrics, server.costs)
-        server.costs = RoundCosts()
-        history.append(record)
-        started = time.perf_counter()
-        keep(state)
-        announce(RoundFinished(record, config.training.rounds))
-        # Known only after the fact, so it counts for the next round.
-        server.costs.seconds["record"] = time.perf_counter() - started
+    with RoundEnds(evaluate, finish, beside=server.executor.slots > 1) as ends:
+        for t in range(len(history), config.training.rounds):
+            state = timed(server, partial(method.round, server, state, t))
+            if (before := ends.wait()) is not None:
+                # Known only after the fact, so it counts for this round.
+                server.costs.seconds["record"] = before[1]
+            costs, server.costs = server.costs, RoundCosts()
+            ends.begin(Round(t, state, costs))
+        if (last := ends.wait()) is not None:
+            figures = last[0]
     if figures is None:
         # Stopped after the last round's checkpoint, before the end was recorded.
-        figures = evaluator.evaluate(state, predict_test(server, state, len(condition.dataset.test)))
+        figures = evaluate(state)
     return RunResult(
         config=config,
         totals={key: sum(record.metrics[key] for record in history) for key in TOTALS},

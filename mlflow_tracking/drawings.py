@@ -1,10 +1,11 @@
-"""Draws the figures of a run into the folder that holds their data (`mlflow_tracking.artifacts`)."""
+"""Draws the figures of a run: those of its start in memory, those of its end into the folder that holds their data."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 
 import matplotlib
@@ -38,8 +39,9 @@ def _drawing() -> Iterator[None]:
         yield
 
 
-def draw_start(event: RunStarted, folder: Path) -> None:
-    """The federation as a heat map."""
+def draw_start(event: RunStarted) -> dict[str, bytes]:
+    """The federation as a heat map: contents of a PNG file by its path."""
+    png = BytesIO()
     federation, truth = event.federation, event.truth
     with _drawing():
         figures.save_png(
@@ -50,8 +52,9 @@ def draw_start(event: RunStarted, folder: Path) -> None:
                 federation.class_names,
                 plot_label(event),
             ),
-            subfolder(folder, "federation") / "counts.png",
+            png,
         )
+    return {"federation/counts.png": png.getvalue()}
 
 
 def draw_finish(event: RunStarted, result: RunResult, folder: Path) -> None:

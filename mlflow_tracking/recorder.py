@@ -1,7 +1,8 @@
 """Writes the events of one run into an MLflow store, as one MLflow run.
 
 A grid has thousands of short runs, several of them going on at once in threads of one process. So rounds are sent
-together, and everything that touches the store holds `Store.lock`; files are written and drawn outside of it.
+together, and everything that touches the store holds `Store.lock`; files are written and drawn outside of it. The
+figures of the start are drawn beside the first rounds (`aside`) and sent with a later round or the end.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from fedsir.events import (
     RunStarted,
     RunStopped,
 )
+from mlflow_tracking.aside import Drawing, Files
 from mlflow_tracking.config import TrackingConfig, shown_uri, without_passwords
 from mlflow_tracking.delivery import Point, Points, attempt, patiently
 from mlflow_tracking.describe import TAG_ERROR, error_text, run_name
@@ -41,11 +43,15 @@ T = TypeVar("T")
 
 @dataclass
 class _OpenRun:
-    """What the recorder remembers between events. notes: what was noted in each round, for the final files."""
+    """What the recorder remembers between events.
+
+    notes: what was noted in each round, for the final files. figures: those of the start while the store lacks them.
+    """
 
     started: RunStarted
     points: Points
     notes: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    figures: Drawing | None = None
 
     @property
     def mlflow_id(self) -> str:
@@ -57,13 +63,21 @@ class _OpenRun:
         for record in records:
             self.points.take(_points(record.metrics, ROUND_METRICS, record.round))
 
+    def end_drawing(self) -> None:
+        """Nobody needs figures that have not been sent."""
+        figures, self.figures = self.figures, None
+        if figures is not None:
+            figures.end()
+
 
 class MlflowRecorder:
     """Recorder (`fedsir.events.Recorder`) that may serve several runs, one after another.
 
     Threads may have a recorder each on one store. Of `settings` only figures, weights, flush_seconds and patience_s
     count here. Rounds are kept and sent together (see `TrackingConfig.flush_seconds`); the start and the end of a run
-    are in the store when `record` returns. Rounds that are lost with the process come again as `RunStarted.history`.
+    are in the store when `record` returns, but for the figures of the start: a thread draws them meanwhile, which
+    ends before the run does, and they come with a later round, or with the end. Rounds that are lost with the process
+    come again as `RunStarted.history`, and with them a start and its figures.
 
     A store that is out of reach for a while (see `outage.is_outage`) costs nothing but time: rounds are kept until it
     is back, the start and the end wait for it, at most `TrackingConfig.patience_s`. Then StoreUnreachable is raised.
@@ -72,8 +86,8 @@ class MlflowRecorder:
     record delivered. There is no second file of points.
 
     MLflow keeps both points when a step is logged twice, so points already in the store are never sent again.
-    If the store refuses something, the MLflow run is set to FAILED as far as the store allows, and RunFailed is
-    raised, at the latest when the next rounds are sent.
+    If the store refuses something or drawing fails, the MLflow run is set to FAILED as far as the store allows, and
+    RunFailed is raised, at the latest when the next rounds are sent.
     """
 
     def __init__(
@@ -104,15 +118,21 @@ class MlflowRecorder:
                     self._start(event)
             case RoundFinished():
                 run = self._current("a round")
+                due = run.points.idle_s >= self._settings.flush_seconds
                 with self._failing_loudly(f"round {event.record.round}", run.started):
                     run.take_rounds([event.record])
-                    if run.points.idle_s >= self._settings.flush_seconds:
-                        self._try_to_send(run)
+                    if due:
+                        self._try(partial(run.points.send, self._client))
+                with self._failing_loudly("the federation's figure", run.started):
+                    self._take_figures(run, due)
             case RunFinished():
                 run = self._current("the end")
-                with self._failing_loudly("the result", run.started):
-                    self._finish(run, event.result)
-                    self._open = None
+                try:
+                    with self._failing_loudly("the result", run.started):
+                        self._finish(run, event.result)
+                        self._open = None
+                finally:
+                    run.end_drawing()
             case RunStopped():
                 self._stop(event)
 
@@ -123,13 +143,29 @@ class MlflowRecorder:
         self._open = run = _OpenRun(event, Points(opening.find_or_create()))
         run.take_rounds(event.history)
         opening.hand_over(run.points)
-        writers = [partial(write_start, event)]
-        if self._settings.figures:
-            from mlflow_tracking.drawings import draw_start  # with matplotlib, another third
-
-            writers.append(partial(draw_start, event))
-        with self._files(writers) as folder:
+        with self._files([partial(write_start, event)]) as folder:
             self._insist(partial(self._client.log_artifacts, run.mlflow_id, folder))
+        if self._settings.figures:
+            # After everything else, which would wait for the interpreter while it is drawing.
+            run.figures = Drawing(partial(_figures_of_start, event))
+
+    def _take_figures(self, run: _OpenRun, due: bool) -> None:
+        """Raise what drawing raised; send the figures of the start if they are ready and `due`."""
+        figures = run.figures
+        if figures is None or not figures.ready:
+            return
+        try:
+            figures.files()
+        except BaseException:
+            run.end_drawing()
+            raise
+        if due:
+            self._try(partial(self._send_figures, run, figures))
+
+    def _send_figures(self, run: _OpenRun, figures: Drawing) -> None:
+        with self._files([figures.write]) as folder:
+            self._client.log_artifacts(run.mlflow_id, folder)
+        run.end_drawing()
 
     def _finish(self, run: _OpenRun, result: RunResult) -> None:
         from mlflow_tracking.artifacts import write_finish, write_weights
@@ -137,7 +173,9 @@ class MlflowRecorder:
         # Before the files: a result whose files cannot be written still has its figures.
         run.points.take(_points(result.final, FINAL_METRICS, 0))
         self._insist(partial(run.points.send, self._client))
-        writers = [partial(write_finish, run.started, result, run.notes)]
+        writers: list[Callable[[Path], None]] = [partial(write_finish, run.started, result, run.notes)]
+        if run.figures is not None:
+            writers.append(run.figures.write)
         if self._settings.weights:
             writers.append(partial(write_weights, result))
         if self._settings.figures:
@@ -152,15 +190,15 @@ class MlflowRecorder:
         """What `call` returns, or `again` after it failed, as soon as the store can be reached."""
         return patiently(self._store, call, self._settings.patience_s, self._stopping, again)
 
-    def _try_to_send(self, run: _OpenRun) -> None:
-        """Send what is unsent if the store can be reached; otherwise it is tried again with a later round."""
+    def _try(self, send: Callable[[], None]) -> None:
+        """Send something if the store can be reached; otherwise it is tried again with a later round."""
         if self._store.reach.pause:
             return
         with self._store.lock:
             if self._store.reach.pause:
                 return  # whoever had the lock has just tried
             try:
-                attempt(self._store, partial(run.points.send, self._client))
+                attempt(self._store, send)
             except Exception as error:
                 if not is_outage(error):
                     raise
@@ -169,11 +207,21 @@ class MlflowRecorder:
         run, self._open = self._open, None
         if run is None:
             return
+        try:
+            self._note_stop(run, event)
+        finally:
+            run.end_drawing()
+
+    def _note_stop(self, run: _OpenRun, event: RunStopped) -> None:
+        calls = [(f"the last rounds of run {run.mlflow_id} are missing", partial(run.points.send, self._client))]
+        figures = run.figures
+        if figures is not None and not self._store.reach.pause:
+            figures.wait()  # here, since others may use the store meanwhile
+            lost = f"the federation's figure in run {run.mlflow_id} is missing"
+            calls.append((lost, partial(self._send_figures, run, figures)))
         mark = partial(self._mark_stopped, run.mlflow_id, event.error, "KILLED" if event.killed else "FAILED")
-        for lost, call in (
-            (f"the last rounds of run {run.mlflow_id} are missing", partial(run.points.send, self._client)),
-            (f"run {run.mlflow_id} stays without an end", mark),
-        ):
+        calls.append((f"run {run.mlflow_id} stays without an end", mark))
+        for lost, call in calls:
             with self._store.lock:
                 if event.killed and self._store.reach.pause:
                     # Whoever stops a run does not want to wait, and its checkpoint has what is missing.
@@ -204,6 +252,11 @@ class MlflowRecorder:
             raise RunFailed(f"{what} was reported, but no run has been started on this recorder")
         return self._open
 
+    def _let_go(self) -> None:
+        run, self._open = self._open, None
+        if run is not None:
+            run.end_drawing()
+
     @contextmanager
     def _failing_loudly(self, what: str, started: RunStarted) -> Iterator[None]:
         run = f"{run_name(started.config)} ({started.run_id})"
@@ -211,12 +264,12 @@ class MlflowRecorder:
             yield
         except StoreUnreachable as error:
             # Not marked as failed: it is interrupted, and will be continued.
-            self._open = None
+            self._let_go()
             raise StoreUnreachable(f"{run}: {what} could not be recorded: {error}") from error.__cause__
         except Exception as error:  # the store, the disk and the plots fail in ways of their own
             if is_outage(error):
                 # Of the folder for temporary files, since calls of the store have been insisted on.
-                self._open = None
+                self._let_go()
                 raise StoreUnreachable(f"{run}: {what} could not be recorded: {reason(error)}") from error
             if self._open is not None:
                 with self._only_warning(f"run {self._open.mlflow_id} cannot be marked as failed"):
@@ -236,6 +289,12 @@ class MlflowRecorder:
                 reason(error),
                 exc_info=not is_outage(error),  # which needs no explanation
             )
+
+
+def _figures_of_start(event: RunStarted) -> Files:
+    from mlflow_tracking.drawings import draw_start  # with matplotlib: a third of a second
+
+    return draw_start(event)
 
 
 def _points(values: Mapping[str, float], keys: Sequence[str], step: int) -> Iterator[Point]:

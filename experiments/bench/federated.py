@@ -59,10 +59,12 @@ class Clock:
 class RunTime:
     """Seconds of one run.
 
-    wall: by the clock. cpus: of processor time, by kind of process. parts: by the clock, by part, over all rounds.
+    wall: by the clock. rounds: from the first round's begin to the last one's end. cpus: of processor time, by kind of
+    process. parts: by part, over all rounds; those of a round's end pass beside the next round's training.
     """
 
     wall: float
+    rounds: float
     cpus: Mapping[str, float]
     parts: Mapping[str, float]
     result: RunResult
@@ -73,14 +75,9 @@ class RunTime:
         return sum(self.cpus.values())
 
     @property
-    def rounds(self) -> float:
-        """Seconds of all rounds."""
-        return sum(self.parts.values())
-
-    @property
     def training(self) -> float:
-        """Seconds of all rounds less evaluation and record."""
-        return self.rounds - self.parts["evaluate"] - self.parts["record"]
+        """Seconds that the workers had work, each: their own over their number."""
+        return self.parts["data"] + self.parts["compute"]
 
     @property
     def other(self) -> float:
@@ -124,7 +121,8 @@ class Federated:
         result = self._session.run(config, [clock], fresh=True)
         wall = time.perf_counter() - begin
         cpus = {kind: processor_seconds(pids) - before[kind] for kind, pids in kinds.items()}
-        return RunTime(wall, cpus, {p: sum(parts[p] for parts in clock.parts) for p in PARTS}, result)
+        parts = {part: sum(parts[part] for parts in clock.parts) for part in PARTS}
+        return RunTime(wall, clock.rounds[-1] - clock.started, cpus, parts, result)
 
     def actors(self, config: RunFile) -> list[int]:
         """Process ids of the actors that serve a run; none where it needs none."""

@@ -16,8 +16,7 @@ from experiments.bench.startup import Startup
 RATIOS = {
     "run": "run / floor, both evaluated every round",
     "rounds": "its rounds alone / floor",
-    "training": "rounds without evaluation and record / floor without evaluation",
-    "evaluation": "evaluation / floor's evaluation",
+    "training": "training, the workers' time / floor's",
     "unevaluated": "whole run / floor without evaluation",
     "processor": "processor time of all processes / floor's",
 }

@@ -11,6 +11,7 @@ from lightning.fabric import Fabric
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from torch import Tensor
 
+from fedsir.clients.lean_adam import LeanAdam
 from fedsir.clients.module import Batch, Objective
 from fedsir.clients.objective import CrossEntropy
 from fedsir.clients.runtime import RuntimeSetup
@@ -44,6 +45,8 @@ class ClientModule(lightning.LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         # The rates here are placeholders: every task sets its own before the first step.
+        if self.device.type == "cpu":
+            return LeanAdam(self.parameters())
         return torch.optim.Adam(self.parameters(), lr=1.0, fused=True)
 
 
@@ -65,6 +68,7 @@ class Engine:
             accelerator=key.device, devices=devices, precision=key.precision, plugins=[LightningEnvironment()]
         )
         self.module = ClientModule(build_network(key.model, key.num_classes), CrossEntropy())
+        self.module.to(self.fabric.device)
         self.fabric_module, self.fabric_optimizer = self.fabric.setup(self.module, self.module.configure_optimizers())
         self.binding = FlatBinding(self.module.network)
         if key.compile:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-import ray
 from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError, RayTaskError
 
 from fedsir.clients.deadlines import Deadlines
-from fedsir.clients.executor import LESS_MEMORY, ItemError, failure, longest_first, out_of_memory
+from fedsir.clients.executor import LESS_MEMORY, ItemError, Outcome, failure, longest_first, out_of_memory
 from fedsir.clients.jobs import Job, Piece, Rates, pieces
 from fedsir.clients.runtime import Work
 from fedsir.errors import RunFailed, first_line
@@ -43,7 +43,7 @@ class _Sent:
 class Feeder:
     """Queues of all jobs. Not thread-safe: one thread owns it.
 
-    send: starts a piece on the actor of a slot and returns a reference to its outcomes, and the actor. replace: puts a
+    send: starts a piece on the actor of a slot and returns the future of its outcomes, and the actor. replace: puts a
     new actor in the place of one that is dead or must not go on, or raises RunFailed. kill: ends an actor, whose work
     is then reported as lost. fixed: every client has an actor of its own. renew: actors do not survive an error in a
     task, as with GPUs, whose errors stick to the process. work: what all of them did.
@@ -55,7 +55,7 @@ class Feeder:
         fixed: bool,
         renew: bool,
         deadlines: Deadlines,
-        send: Callable[[int, Piece], tuple[Any, Any]],
+        send: Callable[[int, Piece], tuple[Future[list[Outcome]], Any]],
         replace: Callable[[int, Exception], None],
         kill: Callable[[Any], None],
     ) -> None:
@@ -68,7 +68,7 @@ class Feeder:
         self._kill = kill
         self._own: list[deque[Piece]] = [deque() for _ in range(slots)]
         self._common: deque[Piece] = deque()
-        self._running: dict[Any, _Sent] = {}
+        self._running: dict[Future[list[Outcome]], _Sent] = {}
         self._killed: dict[Any, TooLong] = {}
         self._jobs: list[Job] = []
         self._rates = Rates()
@@ -81,21 +81,21 @@ class Feeder:
             for position in longest_first(job.items):
                 self._own[job.items[position].client % self._slots].append(Piece(job, (position,)))
         else:
-            alone = len(self._jobs) == 1
+            alone = all(j.lane == job.lane for j in self._jobs)
             self._common.extend(pieces(job, self._rates.seconds(job.items), self._slots, alone))
         # One piece each before anyone's second, so that the longest items do not queue behind each other.
         for limit in range(1, IN_FLIGHT + 1):
             for slot in range(self._slots):
                 self._feed(slot, limit)
 
-    def collect(self, reference: Any) -> None:
+    def collect(self, future: Future[list[Outcome]]) -> None:
         """Take in what has ended, well or not, and give its actor more to do."""
-        if reference not in self._running:  # lost with its actor, or given up
+        if future not in self._running:  # lost with its actor, or given up
             return
-        sent = self._running[reference]
+        sent = self._running[future]
         slot, piece = sent.slot, sent.piece
         try:
-            outcomes = ray.get(reference)
+            outcomes = future.result()
         except RayTaskError as error:
             position, cause = _cause(error)
             if out_of_memory(cause):
@@ -106,11 +106,11 @@ class Feeder:
                 if self._renew:
                     self._lost(slot, error, guilty=False)
                 else:
-                    self._ended(reference)
+                    self._ended(future)
         except LOST as error:
             self._lost(slot, self._killed.get(sent.actor, error), guilty=True)
         else:
-            self._ended(reference)
+            self._ended(future)
             piece.job.finish(piece.positions, outcomes)
             self._rates.learn(piece.items, outcomes)
             for outcome in outcomes:
@@ -143,8 +143,8 @@ class Feeder:
         for queue in self._own:
             queue.clear()
 
-    def _ended(self, reference: Any) -> None:
-        sent = self._running.pop(reference)
+    def _ended(self, future: Future[list[Outcome]]) -> None:
+        sent = self._running.pop(future)
         self._deadlines.ended(sent.actor, sent.piece)
 
     def _feed(self, slot: int, limit: int) -> None:
@@ -152,8 +152,8 @@ class Feeder:
         while load < limit and (queue := self._own[slot] or self._common):
             piece = queue.popleft()
             if not piece.job.over.is_set():
-                reference, actor = self._send(slot, piece)
-                self._running[reference] = _Sent(slot, actor, piece)
+                future, actor = self._send(slot, piece)
+                self._running[future] = _Sent(slot, actor, piece)
                 self._deadlines.sent(actor, piece)
                 load += 1
 

@@ -10,13 +10,16 @@ from typing import Any
 from fedsir.clients.executor import Outcome, WorkItem, longest_first
 
 PIECE_SECONDS = 0.05
-"""Least work per message where there is more of it; a message costs one to two milliseconds."""
+"""Least work per message where there is more of it; a message costs four to five milliseconds on all sides."""
 
 MAX_PIECE_SECONDS = 1.0
 """Most work per message; more would save nothing, and it is what a dead actor takes with it."""
 
 PIECES_PER_SLOT = 3
-"""Pieces per actor that a job is cut into at least, so that the last of them end at about the same time."""
+"""Pieces per actor that a job of little work is cut into at most."""
+
+FIRST_SHARE = 0.8
+"""Of the work that is left, what all actors get as their next pieces; the rest makes up for differences."""
 
 
 @dataclass
@@ -99,13 +102,13 @@ class Rates:
 def pieces(job: Job, seconds: Sequence[float | None], slots: int, alone: bool) -> list[Piece]:
     """Cut a job, longest items first and pieces of falling size; items of unknown length travel alone.
 
-    A piece is a fair share of half the work that is left: large at first, which saves messages, and small in the end,
-    so that actors finish together. alone: no other job could use an actor that runs out of work, so all actors get
-    enough pieces of this one.
+    Every actor gets a piece of equal size, most of the work at first, which saves messages; then again of what is left,
+    so that actors finish together. alone: no other run could use an actor that runs out of work, so all actors get
+    pieces of this one, however short.
     """
     left = sum(s for s in seconds if s is not None)
     least = min(PIECE_SECONDS, left / (PIECES_PER_SLOT * slots)) if alone else PIECE_SECONDS
-    target = _target(left, slots, least)
+    target, given = _target(left, slots, least), 0
     found: list[Piece] = []
     together: list[int] = []
     spent = 0.0
@@ -114,11 +117,13 @@ def pieces(job: Job, seconds: Sequence[float | None], slots: int, alone: bool) -
         if expected is None:
             found.append(Piece(job, (position,)))
             continue
-        if together and (spent + expected > target):
+        # An item more or less: what comes nearer to the target.
+        if together and spent + expected / 2 > target:
             found.append(Piece(job, tuple(together)))
             left -= spent
-            target = _target(left, slots, least)
-            together, spent = [], 0.0
+            together, spent, given = [], 0.0, given + 1
+            if given % slots == 0:
+                target = _target(left, slots, least)
         together.append(position)
         spent += expected
     if together:
@@ -127,5 +132,8 @@ def pieces(job: Job, seconds: Sequence[float | None], slots: int, alone: bool) -
 
 
 def _target(left: float, slots: int, least: float) -> float:
-    """Seconds of the next piece where `left` seconds of work are still to be cut."""
-    return max(least, min(MAX_PIECE_SECONDS, left / (2 * slots)))
+    """Seconds of each of the next pieces, one per actor, where `left` seconds of work are still to be cut."""
+    share = left / slots
+    # In the end everything, rather than crumbs of it afterwards.
+    part = FIRST_SHARE * share if (1 - FIRST_SHARE) * share >= least / 2 else share
+    return max(least, min(MAX_PIECE_SECONDS, part))

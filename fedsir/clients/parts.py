@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from functools import partial
 from itertools import pairwise
-from threading import Thread
 
+from fedsir.clients import beside
 from fedsir.clients.executor import Executor, Outcome, WorkItem
 from fedsir.clients.tasks import Broadcast
 
@@ -49,22 +50,7 @@ def run_in_parts(
     running: deque[Future[list[Outcome]]] = deque()
     while waiting or running:
         while waiting and len(running) < 2:
-            running.append(_begin(executor, waiting.popleft(), broadcast))
+            running.append(beside.begin(partial(executor.run, waiting.popleft(), broadcast), "dispatch"))
         outcomes = running.popleft().result()
         yield outcomes
         del outcomes
-
-
-def _begin(executor: Executor, items: Sequence[WorkItem], broadcast: Broadcast) -> Future[list[Outcome]]:
-    """Start a dispatch that goes on by itself."""
-    future: Future[list[Outcome]] = Future()
-
-    def work() -> None:
-        try:
-            future.set_result(executor.run(items, broadcast))
-        except BaseException as error:
-            future.set_exception(error)
-
-    # A daemon, so that an interrupted program does not wait for what nobody wants any more.
-    Thread(target=work, name="dispatch", daemon=True).start()
-    return future

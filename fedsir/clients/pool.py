@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -53,7 +54,7 @@ class _Submitted:
 class _Done:
     """actor: the one that had the work; by now another may be in its place."""
 
-    reference: Any
+    outcomes: Future[list[Outcome]]
     actor: Any
 
 
@@ -238,7 +239,7 @@ class ActorPool:
                             feeder.accept(message.job)
                     case _Done():
                         self._asked = message.actor
-                        feeder.collect(message.reference)
+                        feeder.collect(message.outcomes)
                     case _Aborted():
                         aborted = message.error
                         feeder.give_up(aborted)
@@ -247,11 +248,11 @@ class ActorPool:
                 aborted = partial(_broken, error)
                 feeder.give_up(aborted)
 
-    def _send(self, slot: int, piece: Piece) -> tuple[Any, Any]:
+    def _send(self, slot: int, piece: Piece) -> tuple[Future[list[Outcome]], Any]:
         actor = self._actors.of(slot)
-        reference = actor.work.remote(piece.items, piece.job.broadcast, piece.lane)
-        reference.future().add_done_callback(lambda _: self._inbox.put(_Done(reference, actor)))
-        return reference, actor
+        future = actor.work.remote(piece.items, piece.job.broadcast, piece.lane).future()
+        future.add_done_callback(lambda done: self._inbox.put(_Done(done, actor)))
+        return future, actor
 
     def _replace(self, slot: int, error: Exception) -> None:
         """Start a new actor in place of a dead one, or let others serve its slot. Raises WorkersLost."""

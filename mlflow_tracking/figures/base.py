@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -28,15 +29,15 @@ Counts = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 
-def save_png(figure: Figure, path: Path) -> None:
+def save_png(figure: Figure, target: Path | IO[bytes]) -> None:
     """Write `figure` at the resolution that all figures share."""
-    FigureCanvasAgg(figure)
-    figure.savefig(path, format="png", dpi=DPI)
+    # `Figure.savefig` would lay out and draw it twice; stronger compression takes long for what it saves.
+    FigureCanvasAgg(figure).print_png(target, pil_kwargs={"compress_level": 1})  # type: ignore[no-untyped-call]
 
 
 def new_figure(width: float, height: float, title: str, label: str) -> Figure:
     """A figure of that many inches with a bold title and `label` in a lighter weight below it."""
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
     figure.suptitle(f"{title}\n", fontsize=12, fontweight="bold")
     # suptitle has only one style.
     figure.text(0.5, 1 - 0.36 / height, label, ha="center", va="top", fontsize=9, color="#333333")
@@ -47,7 +48,12 @@ def annotate(axis: Axes, shade: Array, texts: Sequence[Sequence[str]], size: flo
     """Numbers on an image, white where the colour map is dark (`shade` below one half)."""
     for i, row in enumerate(texts):
         for j, text in enumerate(row):
-            axis.text(j, i, text, ha="center", va="center", fontsize=size, color="w" if shade[i, j] < 0.5 else "k")
+            if text:
+                # Inside their cells, so that the layout need not measure them, which takes as long as drawing them.
+                axis.text(
+                    j, i, text, ha="center", va="center", fontsize=size, color="w" if shade[i, j] < 0.5 else "k",
+                    in_layout=False,
+                )  # fmt: skip
 
 
 def class_ticks(axis: Axes, class_names: Sequence[str], rotate: bool) -> None:

@@ -58,8 +58,10 @@ def similarity_figure(
             annotate(axis, (matrix - low) / (high - low), text, 6)
         _frame_client(axis, position, bool(noisy[position]), _verdict(predicted_noisy, position))
         first_column, last_row = position % columns == 0, position + columns >= clients
-        axis.set_xticks(range(classes), class_names if last_row else [""] * classes, rotation=90, fontsize=7)
-        axis.set_yticks(range(classes), class_names if first_column else [""] * classes, fontsize=7)
+        axis.set_xticks(range(classes), class_names, rotation=90, fontsize=7)
+        axis.set_yticks(range(classes), class_names, fontsize=7)
+        # Labels that are not shown are not laid out either.
+        axis.tick_params(labelbottom=last_row, labelleft=first_column)
     figure.colorbar(image, ax=axes, label="similarity (off the diagonal)", fraction=0.025, pad=0.02)
     _status_legend(figure, shapes=False, unobserved=bool(np.isnan(similarity).any()))
     return figure

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
-import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from fedsir.clients.deadlines import Deadlines
@@ -29,7 +29,7 @@ def job(clients: int, lane: int = 0) -> Job:
 
 
 class Actors:
-    """Slots with what was sent to them; a reference is the number of a piece, an actor that of its slot.
+    """Slots with what was sent to them; an actor is the number of its slot.
 
     now: the time, which only the test moves. killed: slots whose actors were killed.
     """
@@ -37,53 +37,49 @@ class Actors:
     def __init__(
         self,
         slots: int,
-        monkeypatch: pytest.MonkeyPatch,
         fixed: bool = False,
         renew: bool = False,
         limit_s: float | None = None,
     ) -> None:
         self.now = 0.0
         self.killed: list[int] = []
-        self.queues: list[list[int]] = [[] for _ in range(slots)]
+        self.queues: list[list[Future[list[Outcome]]]] = [[] for _ in range(slots)]
         self.sent: list[Piece] = []
+        self.pieces: dict[Future[list[Outcome]], Piece] = {}
         self.replaced: list[int] = []
-        self.answers: dict[int, Any] = {}
         deadlines = Deadlines(limit_s, 0.0, lambda: self.now)
         self.feeder = Feeder(slots, fixed, renew, deadlines, self._send, self._replace, self.killed.append)
-        monkeypatch.setattr(ray, "get", self._get)
 
-    def _send(self, slot: int, piece: Piece) -> tuple[int, int]:
+    def _send(self, slot: int, piece: Piece) -> tuple[Future[list[Outcome]], int]:
+        future: Future[list[Outcome]] = Future()
         self.sent.append(piece)
-        self.queues[slot].append(len(self.sent) - 1)
-        return len(self.sent) - 1, slot
+        self.pieces[future] = piece
+        self.queues[slot].append(future)
+        return future, slot
 
     def _replace(self, slot: int, error: Exception) -> None:  # noqa: ARG002
         self.replaced.append(slot)
         self.queues[slot].clear()
 
-    def _get(self, reference: int) -> Any:
-        answer = self.answers[reference]
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
     def end(self, slot: int, error: Exception | None = None, work: Work | None = None) -> Piece:
         """The first piece of a slot ends."""
-        reference = self.queues[slot].pop(0)
-        piece = self.sent[reference]
-        done = [Outcome(ClientResult(p), work or Work(compute=1.0)) for p in piece.positions]
-        self.answers[reference] = error or done
-        self.feeder.collect(reference)
+        future = self.queues[slot].pop(0)
+        piece = self.pieces[future]
+        if error is None:
+            future.set_result([Outcome(ClientResult(p), work or Work(compute=1.0)) for p in piece.positions])
+        else:
+            future.set_exception(error)
+        self.feeder.collect(future)
         return piece
 
     def running(self) -> list[list[int]]:
         """Clients per slot."""
-        return [[self.sent[r].items[0].client for r in queue] for queue in self.queues]
+        return [[self.pieces[f].items[0].client for f in queue] for queue in self.queues]
 
 
 @pytest.fixture
-def actors(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Actors]:
-    return lambda slots=2, **options: Actors(slots, monkeypatch, **options)
+def actors() -> Callable[..., Actors]:
+    return Actors
 
 
 def died() -> RayActorError:
@@ -178,7 +174,7 @@ def test_late_news_of_a_dead_actor_is_ignored(actors: Callable[..., Actors]) -> 
     here.feeder.accept(work)
     second = here.queues[0][1]
     here.end(0, died())
-    here.answers[second] = died()
+    second.set_exception(died())
     here.feeder.collect(second)
     assert here.replaced == [0]
     assert work.attempts == {0: 1}
@@ -207,7 +203,7 @@ def test_items_that_died_together_are_tried_one_by_one(actors: Callable[..., Act
     here.feeder.accept(second)
     here.end(0)
     (together,) = [p for p in here.sent if len(p.positions) == 3]
-    assert here.sent[here.queues[0][0]] is together
+    assert here.pieces[here.queues[0][0]] is together
     here.end(0, died())
     assert second.attempts == {}
     sizes = []

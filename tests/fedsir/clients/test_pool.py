@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import torch
 
 from fedsir.clients.actors import Actors
 from fedsir.clients.executor import WorkItem
-from fedsir.clients.feeding import MAX_ATTEMPTS
+from fedsir.clients.feeding import MAX_ATTEMPTS, Feeder
 from fedsir.clients.local_ray import start_ray
 from fedsir.clients.placement import Placement
 from fedsir.clients.pool import ActorPool
@@ -145,15 +146,14 @@ def test_an_actor_killed_under_a_task_costs_nothing(
     pool = pool_of("per-client" if reported_as == "died" else 2)
     lane = pool.lane()
     if reported_as == "out of memory":
-        real = ray.get
+        collect = Feeder.collect
 
-        def get(references: Any, **options: Any) -> Any:
-            try:
-                return real(references, **options)
-            except ray.exceptions.RayActorError as error:
-                raise ray.exceptions.OutOfMemoryError("the node is running low on memory") from error
+        def collect_as_killed_by_ray(feeder: Feeder, future: Future[Any]) -> None:
+            if isinstance(future.exception(), ray.exceptions.RayActorError):
+                future._exception = ray.exceptions.OutOfMemoryError("the node is running low on memory")
+            collect(feeder, future)
 
-        monkeypatch.setattr("fedsir.clients.feeding.ray.get", get)
+        monkeypatch.setattr(Feeder, "collect", collect_as_killed_by_ray)
     dying = wrapping(2, 1, lambda task: Dying(task, str(tmp_path), times=1))
     before = set(pool.pids())
     recorder = lab.collector()
@@ -198,9 +198,8 @@ def test_slots_of_a_lost_node_are_served_by_the_actors_that_are_left(
             def record(self, event: Any) -> None:
                 super().record(event)
                 if len(self.rounds) in (1, 2) and self.finished is None:
-                    # First the one whose place is gone, then the one that took over.
-                    alive = pool.pids()
-                    os.kill(pids[1] if len(self.rounds) == 1 else alive[-1 if len(alive) > 1 else 0], signal.SIGKILL)
+                    # First the one whose place is gone, then another one: where there are two, the one that took over.
+                    os.kill(pids[1] if len(self.rounds) == 1 else pids[-1 if slots > 2 else 0], signal.SIGKILL)
 
         recorder = Killer()
         assert lab.run(lab.config(), executor=pool.lane(), recorder=recorder).weights_hash == expected
