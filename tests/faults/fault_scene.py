@@ -7,11 +7,11 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tiny_sweep import Command, Ended, TinySweep
 
@@ -23,6 +23,7 @@ DISK_MIB = 64
 LEAVES_WITHIN_S = 60.0
 
 Record = Mapping[str, Mapping[str, Any]]
+T = TypeVar("T")
 
 
 class NotHere(Exception):
@@ -61,15 +62,22 @@ class Scene:
         self._stack = ExitStack()
         self.sweep = self._sweep(store)
 
-    def _sweep(self, store: Path | str, *settings: str) -> TinySweep:
+    def _sweep(self, store: Path | str, *settings: str, within: Sequence[str] = ()) -> TinySweep:
         uri = store if isinstance(store, str) else f"sqlite:///{store}/mlflow.db"
-        sweep = TinySweep(self.folder, uri, METHODS, ROUNDS, command=COUNTED, settings=settings)
+        sweep = TinySweep(self.folder, uri, METHODS, ROUNDS, command=(*within, *COUNTED), settings=settings)
         self._stack.callback(sweep.clean_up)
         return sweep
 
-    def configure(self, *settings: str, store: Path | str | None = None) -> None:
-        """Another way to run and record the sweep, before it is started. store: folder of a SQLite file, or a URI."""
-        self.sweep = self._sweep(store or self._store, *settings)
+    def configure(self, *settings: str, store: Path | str | None = None, within: Sequence[str] = ()) -> None:
+        """Another way to run and record the sweep, before it is started.
+
+        store: folder of a SQLite file, or a URI. within: the beginning of a command that runs the rest of it.
+        """
+        self.sweep = self._sweep(store or self._store, *settings, within=within)
+
+    def enter(self, context: AbstractContextManager[T]) -> T:
+        """Something that lasts until the scene is closed, longer than the processes of sweeps configured later."""
+        return self._stack.enter_context(context)
 
     def close(self) -> None:
         """End all processes and unmount all disks."""
@@ -94,10 +102,10 @@ class Scene:
         after = self.random.randrange(1, self.calm.tasks // 2)
         return self.start(FEDSIR_FAULT=fault, FEDSIR_FAULT_AFTER=str(after)).wait()
 
-    def started(self) -> Command:
-        """A sweep that has just come to a random place of its work."""
-        command = self.start()
-        place = self.random.randrange(1, self.calm.tasks - 10)
+    def started(self, spare: int = 10, **environment: str) -> Command:
+        """A sweep that has just come to a random place of its work. spare: tasks that are left to do, at the least."""
+        command = self.start(**environment)
+        place = self.random.randrange(1, self.calm.tasks - spare)
         command.until(lambda: self.tasks >= place and len(self.sweep.actors()) == 2, f"task {place}")
         return command
 

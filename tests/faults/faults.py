@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import random
 import re
-import resource
 import signal
 import subprocess
 import time
@@ -18,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fault_scene import Scene, Undisturbed, check
-from store_scenes import drop_server, lock, make_unwritable
+from memory_scenes import exhaust_memory, kill_by_kernel, kill_by_ray
+from store_scenes import drop_server, interrupt_in_outage, lock, make_unwritable
 from tiny_sweep import LIMIT_S, Command, Ended
 
 # -- actors --------------------------------------------------------------------------------------------------------
@@ -43,19 +43,6 @@ def hang_client(scene: Scene) -> None:
     scene.configure("execution.task_timeout_s=3.0", "execution.startup_timeout_s=30.0")
     command = scene.started()
     _signal([scene.actor()], signal.SIGSTOP)
-    scene.ended_with(command.wait(), 0)
-    scene.all_the_same()
-
-
-def exhaust_memory(scene: Scene) -> None:
-    """The address space of an actor may not grow any more."""
-    # Where that does not come to an error, something in the actor may wait for ever.
-    scene.configure("execution.task_timeout_s=10.0", "execution.startup_timeout_s=30.0")
-    command = scene.started()
-    pid = scene.actor()
-    with suppress(ProcessLookupError, FileNotFoundError):
-        size = int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.prlimit(pid, resource.RLIMIT_AS, (size, size))
     scene.ended_with(command.wait(), 0)
     scene.all_the_same()
 
@@ -234,6 +221,8 @@ FAULTS: dict[str, Fault] = {
     "all-actors-killed": Fault(kill_actors, SAME),
     "client-hung": Fault(hang_client, f"its actor is killed after the limit; {SAME}"),
     "actor-out-of-memory": Fault(exhaust_memory, f"the actor is replaced; {SAME}"),
+    "actor-killed-in-cgroup": Fault(kill_by_kernel, f"the kernel kills it for want of memory; {SAME}"),
+    "actor-killed-by-ray": Fault(kill_by_ray, f"its memory monitor kills it; {SAME}"),
     "client-raises": Fault(client_raises, FAILS),
     "client-diverges": Fault(client_diverges, "left out of the average with a note; the other runs are unharmed"),
     "coordinator-raises": Fault(coordinator_raises, FAILS),
@@ -247,6 +236,7 @@ FAULTS: dict[str, Fault] = {
     "store-full": Fault(fill_store, f"goes on or ends; with room again {CONTINUES}"),
     "store-unwritable": Fault(make_unwritable, f"rounds do not wait, starts and ends do; {SAME}"),
     "store-locked": Fault(lock, f"rounds do not wait, starts and ends do; {SAME}"),
+    "outage-interrupted": Fault(interrupt_in_outage, f"ends with 130 while the store is away; {CONTINUES}"),
     "server-killed": Fault(drop_server, f"for up to a minute: rounds do not wait, starts and ends do; {SAME}"),
 }
 """By name. A fault of another part of the machinery is one more entry."""
@@ -293,8 +283,8 @@ class Bench:
             FAULTS[name].inject(scene)
         except AssertionError as error:
             problem = str(error) or "a record that no sweep may leave"
-        except subprocess.TimeoutExpired:
-            problem = f"the sweep did not end within {LIMIT_S:g} s"
+        except subprocess.TimeoutExpired as error:
+            problem = f"the sweep did not end within {error.timeout:g} s"
         finally:
             scene.close()
         return Outcome(problem, scene.tasks - self.calm.tasks, scene.seconds - self.calm.seconds)

@@ -106,10 +106,10 @@ class Command:
         """What it has printed so far."""
         return self._out.read_text("utf-8")
 
-    def wait(self) -> Ended:
+    def wait(self, limit_s: float = LIMIT_S) -> Ended:
         """Its end. Raises TimeoutExpired, after having killed it, when that does not come."""
         try:
-            code = self.process.wait(LIMIT_S)
+            code = self.process.wait(limit_s)
         except subprocess.TimeoutExpired:
             self.end()
             raise
