@@ -69,4 +69,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 if __name__ == "__main__":
     # As Ctrl-C does: the sweeps must be ended, since they have sessions of their own.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    # Shells let what runs in the background ignore Ctrl-C, and the sweeps would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(main())
