@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 import ray
 import torch
-from ray.exceptions import ActorUnschedulableError, GetTimeoutError, RayActorError, RayError
+from ray.exceptions import ActorUnschedulableError, GetTimeoutError, OutOfMemoryError, RayActorError, RayError
 
 from fedsir.clients.engine import gpu_options
 from fedsir.clients.executor import Worker
@@ -18,6 +18,9 @@ from fedsir.clients.placement import Placement, live_nodes, plan_layout
 from fedsir.clients.sizing import Node, pool_size
 from fedsir.config.training import ExecutionConfig
 from fedsir.errors import BadInput, WorkersLost, first_line
+
+MEMORY_PAUSE_S = 2.0
+"""Between attempts to start an actor where there is no memory for it."""
 
 
 class ClientActor(Worker):
@@ -81,7 +84,10 @@ class Actors:
         others = [s for s in range(self.slots) if s not in self._homeless | {owner} and self._placement.holds(s)]
         # Asked again, since its node may have died only just now.
         if not others or self._placement.holds(owner):
-            raise WorkersLost(f"a client actor died and could not be replaced: {error}") from error
+            raise WorkersLost(
+                f"a client actor died and could not be replaced: {first_line(error)}\n"
+                "What was going on is interrupted. The same command continues after the last finished round."
+            ) from error
         self._homeless.add(owner)
         self.put(slot, self._actors[others[owner % len(others)]])
         return None
@@ -134,14 +140,22 @@ class Actors:
             ) from error
 
     def _another(self, slot: int) -> Any | None:
-        """A new actor at the place of a slot, None where it cannot be started."""
-        actor = self._start(slot)
-        try:
-            ray.get(actor.pid.remote(), timeout=self._config.startup_timeout_s)
-        except (GetTimeoutError, ActorUnschedulableError, *LOST):
-            ray.kill(actor)
-            return None
-        return actor
+        """A new actor at the place of a slot, None where it cannot be started.
+
+        Tried again, as long as a start may take, where Ray's memory monitor kills it: that takes the youngest first, so
+        as long as others want the memory the new one is the next.
+        """
+        deadline = monotonic() + self._config.startup_timeout_s
+        while True:
+            actor = self._start(slot)
+            try:
+                ray.get(actor.pid.remote(), timeout=max(0.0, deadline - monotonic()))
+                return actor
+            except (GetTimeoutError, ActorUnschedulableError, *LOST) as error:
+                ray.kill(actor)
+                if not isinstance(error, OutOfMemoryError) or monotonic() + MEMORY_PAUSE_S > deadline:
+                    return None
+                sleep(MEMORY_PAUSE_S)
 
 
 def _per_gpu(config: ExecutionConfig, demand: Demand | None, nodes: list[Node]) -> int | None:
