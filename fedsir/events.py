@@ -39,6 +39,7 @@ ROUND_METRICS = (
     "cost/forward_units",
     "bytes/up",
     "bytes/down",
+    # See `fedsir.server.RunServer`. The last two may pass beside the training of the next round.
     "seconds/data",
     "seconds/compute",
     "seconds/ship",

@@ -205,7 +205,7 @@ class RunServer:
         """Split the seconds that were waited for workers into data, compute and the rest (ship).
 
         `data` and `compute` are worker seconds divided by the number of workers, `ship` is what remains of the
-        wall time: transfer, scheduling and idle workers.
+        wall time: transfer, scheduling, idle workers, and what the end of the round before took of them.
         """
         data, compute = work.data / self.executor.slots, work.compute / self.executor.slots
         self.costs.seconds["data"] += data

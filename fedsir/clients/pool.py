@@ -76,6 +76,8 @@ class Lane:
         self._number = number
         # A run may dispatch from several threads.
         self._jobs: dict[int, Job] = {}
+        self._putting = threading.Lock()
+        self._latest: tuple[dict[str, Any], Any] = ({}, None)
 
     @property
     def slots(self) -> int:
@@ -91,7 +93,7 @@ class Lane:
         if not items:
             return []
         self._pool.require_ray()
-        job = Job(self._number, items, ray.put(dict(broadcast)))
+        job = Job(self._number, items, self._put(broadcast))
         self._jobs[id(job)] = job
         self._pool.submit(job)
         try:
@@ -111,7 +113,18 @@ class Lane:
         """Call off what the run still has under way, and let the actors go of it; they stay up for other lanes."""
         for job in list(self._jobs.values()):
             job.fail(RunFailed("called off: its run has ended"))
+        self._latest = ({}, None)
         self._pool.leave(self._number)
+
+    def _put(self, broadcast: Broadcast) -> Any:
+        """Reference to a broadcast. One put serves the parts of a dispatch, and a model's evaluation and next round."""
+        with self._putting:
+            known, reference = self._latest
+            if reference is None or not _identical(known, broadcast):
+                reference = ray.put(dict(broadcast))
+                # Holding the values keeps them what they are: others could come to lie in their place.
+                self._latest = dict(broadcast), reference
+            return reference
 
 
 class ActorPool:
@@ -288,6 +301,11 @@ def _broken(error: Exception) -> WorkersLost:
     failed = WorkersLost(f"the pool of client actors broke down: {type(error).__name__}: {first_line(error)}")
     failed.__cause__ = error
     return failed
+
+
+def _identical(one: Broadcast, other: Broadcast) -> bool:
+    """Whether two broadcasts are the same objects under the same names."""
+    return one.keys() == other.keys() and all(one[name] is other[name] for name in one)
 
 
 def _same(one: tuple[Any, Any], other: tuple[Any, Any]) -> bool:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import ray
 
@@ -156,3 +158,35 @@ def test_a_run_that_fails_leaves_the_others_alone(lab: Any, pool_of: Callable[..
     )
     assert isinstance(error, RunFailed)
     assert found == expected
+
+
+def test_a_broadcast_is_put_once_for_dispatches_that_share_its_values(
+    lab: Any, pool_of: Callable[..., ActorPool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, config = pool_of(1), lab.config()
+    lane, condition = pool.lane(), lab.condition(config)
+    lane.prepare(lab.setup(config))
+    puts: list[Any] = []
+    put = ray.put
+
+    def counted(value: Any) -> Any:
+        puts.append(value)
+        return put(value)
+
+    monkeypatch.setattr("fedsir.clients.pool.ray.put", counted)
+
+    def logits(**broadcast: Any) -> Any:
+        (outcome,) = lane.run([WorkItem(0, 0, PredictTest(0, 8), 1)], broadcast)
+        return outcome.result.update
+
+    weights = condition.initial_weights
+    once = logits(weights=weights)
+    assert np.array_equal(logits(weights=weights), once)
+    assert len(puts) == 1
+    # Equal is not enough, and other values beside it make it another broadcast.
+    other = replace(weights, values=weights.values * 2)
+    assert not np.array_equal(logits(weights=other), once)
+    logits(weights=other, teacher=weights)
+    assert np.array_equal(logits(weights=weights), once)
+    assert len(puts) == 4
+    lane.close()
