@@ -5,6 +5,7 @@ Helpers are fixtures rather than a module, so that tests run under every import 
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -26,6 +27,10 @@ from fedsir.data.dataset import Dataset
 from fedsir.data.load import load_dataset
 from fedsir.events import Event, RoundFinished, RoundRecord, RunFinished, RunResult, RunStarted, RunStopped
 from fedsir.federation.federation import Federation, FederationFacts, Truth
+
+# Shells let what runs in the background ignore Ctrl-C, and the commands that tests interrupt would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TINY: dict[str, Any] = {
     "data": {
