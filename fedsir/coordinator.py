@@ -142,7 +142,7 @@ def _rounds(
         state = timed(server, partial(method.begin, server))
         keep(state, server.costs)
     figures = None
-    with RoundEnds(evaluate, finish, beside=server.executor.slots > 1) as ends:
+    with RoundEnds(evaluate, finish, beside=server.slots > 1) as ends:
         for t in range(len(history), config.training.rounds):
             state = timed(server, partial(method.round, server, state, t))
             if (before := ends.wait()) is not None:

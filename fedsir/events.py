@@ -1,4 +1,4 @@
-"""What the coordinator tells recorders: plain data, in order, from one thread."""
+"""What the coordinator tells recorders: plain data, in order, one event at a time, not always in one thread."""
 
 from __future__ import annotations
 
@@ -161,5 +161,5 @@ class Recorder(Protocol):
     """Receives the events of one run in order."""
 
     def record(self, event: Event) -> None:
-        """Take note of `event`; raising stops the run."""
+        """Take note of `event`; raising stops the run, at a round's end after the next round's training."""
         ...

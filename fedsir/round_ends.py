@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -53,14 +52,20 @@ class RoundEnds:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is None:
+            return
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
-            # Who interrupts does not want to wait for an evaluation; the round is done again.
+            # Who interrupts does not want to wait for an evaluation; the round is done again. What is being written is
+            # written.
+            self._called_off = True
             with self._finishing:
-                self._called_off = True
-        elif error is not None:
-            # What goes wrong in a round takes nothing from the one before, whose own error would say the same or less.
-            with suppress(Exception):
-                self.wait()
+                return
+        try:
+            # What goes wrong in a round takes nothing from the one before; where that went wrong too, it did so first.
+            self.wait()
+        except BaseException:
+            self._called_off = True
+            raise
 
     def begin(self, ending: Round) -> None:
         """End a round, after the one before: what that raised is to be had from `wait` only."""

@@ -113,7 +113,7 @@ class RunServer:
         self.initial_weights = condition.initial_weights
         self.seed = config.seed
         self.costs = RoundCosts()
-        self.executor = executor
+        self._executor = executor
         self._sizes = condition.federation.sizes
         self._memory = memory
 
@@ -134,7 +134,7 @@ class RunServer:
         take: Callable[[int, ClientResult[U]], V],
     ) -> dict[int, V]:
         items = self._items(tasks, round_)
-        parts = in_parts(items, self.initial_weights.nbytes, self.executor.slots)
+        parts = in_parts(items, self.initial_weights.nbytes, self._executor.slots)
         # An array from an actor is a view of the message it came in, which would stay as long as one of them.
         return self._take(items, parts, broadcast, lambda client, result: deepcopy(take(client, result)))
 
@@ -152,7 +152,7 @@ class RunServer:
         taken: dict[int, V] = {}
         trained: list[_Trained] = []
         total, taking, begin = Work(), 0.0, time.perf_counter()
-        for outcomes in run_in_parts(self.executor, parts, broadcast):
+        for outcomes in run_in_parts(self._executor, parts, broadcast):
             started = time.perf_counter()
             for outcome in outcomes:
                 client, result, work = items[len(taken)].client, outcome.result, outcome.work
@@ -192,10 +192,19 @@ class RunServer:
         self.costs.add(own)
         return result
 
+    @property
+    def slots(self) -> int:
+        """How many items run at the same time."""
+        return self._executor.slots
+
+    def outcomes(self, items: Sequence[WorkItem], broadcast: Mapping[str, Any]) -> list[Outcome]:
+        """Run items without booking their time."""
+        return self._executor.run(items, broadcast)
+
     def dispatch(self, items: Sequence[WorkItem], broadcast: Mapping[str, Any]) -> list[Outcome]:
         """Run items and book their time."""
         begin, total = time.perf_counter(), Work()
-        outcomes = self.executor.run(items, broadcast)
+        outcomes = self.outcomes(items, broadcast)
         for outcome in outcomes:
             total.add(outcome.work)
         self._book(total, time.perf_counter() - begin)
@@ -207,7 +216,7 @@ class RunServer:
         `data` and `compute` are worker seconds divided by the number of workers, `ship` is what remains of the
         wall time: transfer, scheduling, idle workers, and what the end of the round before took of them.
         """
-        data, compute = work.data / self.executor.slots, work.compute / self.executor.slots
+        data, compute = work.data / self._executor.slots, work.compute / self._executor.slots
         self.costs.seconds["data"] += data
         self.costs.seconds["compute"] += compute
         self.costs.seconds["ship"] += max(0.0, wall - data - compute)
@@ -260,8 +269,8 @@ def predict_test(server: RunServer, state: MethodState, images: int) -> tuple[ND
     shards = slices_of(images, FORWARD_BATCH)
     if state.client_models is None:
         items = [WorkItem(i, 0, PredictTest(a, b), b - a) for i, (a, b) in enumerate(shards)]
-        outcomes = server.executor.run(items, {"weights": state.weights})
+        outcomes = server.outcomes(items, {"weights": state.weights})
         return (np.concatenate([o.result.update for o in outcomes]),)
     # A model travels to one worker only.
     items = [WorkItem(k, 0, PredictTestPrivately(m, shards), images) for k, m in enumerate(state.client_models)]
-    return tuple(o.result.update for o in server.executor.run(items, {}))
+    return tuple(o.result.update for o in server.outcomes(items, {}))

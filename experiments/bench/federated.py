@@ -59,8 +59,9 @@ class Clock:
 class RunTime:
     """Seconds of one run.
 
-    wall: by the clock. rounds: from the first round's begin to the last one's end. cpus: of processor time, by kind of
-    process. parts: by part, over all rounds; those of a round's end pass beside the next round's training.
+    wall: by the clock. rounds: from the recorded start to the last round's end, a method's first stage included. cpus:
+    of processor time, by kind of process. parts: by part, over all rounds; those of a round's end pass beside the next
+    round's training.
     """
 
     wall: float

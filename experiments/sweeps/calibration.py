@@ -67,8 +67,11 @@ def measure(work: Workload) -> Speed:
     import torch
     import torch.nn.functional as F
 
+    from fedsir.clients.lean_adam import adam
     from fedsir.clients.runtime import set_threads
+    from fedsir.clients.training import reset_optimizer
     from fedsir.config.data import TransformConfig
+    from fedsir.config.training import OptimizerConfig
     from fedsir.data.transforms import normalize
     from fedsir.models.network import build_network
 
@@ -80,7 +83,8 @@ def measure(work: Workload) -> Speed:
     labels = torch.randint(0, work.classes, (work.batch_size,), generator=generator).to(device)
     with torch.random.fork_rng(devices=[]):
         network = build_network(ModelConfig(backbone=work.backbone, weights="random"), work.classes).to(device)
-    optimizer = torch.optim.Adam(network.parameters(), lr=1e-6, fused=True)
+    optimizer = adam(network.parameters(), device)
+    reset_optimizer(optimizer, OptimizerConfig(lr=1e-6))
     mixed = torch.autocast(work.device, torch.bfloat16, enabled=work.precision == "bf16-mixed")
     transform = TransformConfig()
 

@@ -20,7 +20,7 @@ PAUSE_S = 1.0
 
 
 def flight_limit(slots: int, clients: int) -> int:
-    """Runs in flight that keep `slots` workers busy: one more than can use them all, in case one is between rounds.
+    """Runs in flight that keep `slots` workers busy: one more than can use them all, for beginnings and ends.
 
     clients: of the smallest federation; a run uses at most so many workers. More runs than workers help nobody.
     """

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from time import monotonic, sleep
+from threading import Event
+from time import monotonic
 from typing import Any
 
 import ray
@@ -40,7 +41,10 @@ class ClientActor(Worker):
 
 
 class Actors:
-    """One actor for each slot, started as configured; Ray must be running."""
+    """One actor for each slot, started as configured; Ray must be running.
+
+    stopping: set by another thread where nobody needs a new actor any more, so that none is waited for.
+    """
 
     def __init__(self, config: ExecutionConfig, clients: int, demand: Demand | None) -> None:
         """Start them. Raises BadInput when the cluster lacks the resources.
@@ -48,6 +52,7 @@ class Actors:
         demand: what a client takes of a GPU, needed where `gpus_per_client` is `auto`.
         """
         self._config = config
+        self.stopping = Event()
         nodes = [node for node in live_nodes() if node.cpus > 0 or node.gpus >= 1]
         self.slots, self.gpu_fraction = pool_size(config, clients, nodes, _per_gpu(config, demand, nodes))
         layout = plan_layout(self.slots, self.gpu_fraction, config.threads, nodes)
@@ -155,7 +160,8 @@ class Actors:
                 ray.kill(actor)
                 if not isinstance(error, OutOfMemoryError) or monotonic() + MEMORY_PAUSE_S > deadline:
                     return None
-                sleep(MEMORY_PAUSE_S)
+                if self.stopping.wait(MEMORY_PAUSE_S):
+                    return None
 
 
 def _per_gpu(config: ExecutionConfig, demand: Demand | None, nodes: list[Node]) -> int | None:

@@ -11,7 +11,7 @@ from lightning.fabric import Fabric
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from torch import Tensor
 
-from fedsir.clients.lean_adam import LeanAdam
+from fedsir.clients.lean_adam import adam
 from fedsir.clients.module import Batch, Objective
 from fedsir.clients.objective import CrossEntropy
 from fedsir.clients.runtime import RuntimeSetup
@@ -45,9 +45,7 @@ class ClientModule(lightning.LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         # The rates here are placeholders: every task sets its own before the first step.
-        if self.device.type == "cpu":
-            return LeanAdam(self.parameters())
-        return torch.optim.Adam(self.parameters(), lr=1.0, fused=True)
+        return adam(self.parameters(), self.device)
 
 
 class Engine:

@@ -118,7 +118,7 @@ def pieces(job: Job, seconds: Sequence[float | None], slots: int, alone: bool) -
             found.append(Piece(job, (position,)))
             continue
         # An item more or less: what comes nearer to the target.
-        if together and spent + expected / 2 > target:
+        if together and (spent + expected / 2 > target or spent + expected > MAX_PIECE_SECONDS):
             found.append(Piece(job, tuple(together)))
             left -= spent
             together, spent, given = [], 0.0, given + 1

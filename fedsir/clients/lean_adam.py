@@ -9,6 +9,11 @@ import torch
 from torch import Tensor, nn
 
 
+def adam(parameters: Iterable[nn.Parameter], device: torch.device) -> torch.optim.Optimizer:
+    """The Adam that clients use on a device; `fedsir.clients.training.reset_optimizer` gives it its rates."""
+    return LeanAdam(parameters) if device.type == "cpu" else torch.optim.Adam(parameters, lr=1.0, fused=True)
+
+
 class LeanAdam(torch.optim.Adam):
     """`torch.optim.Adam(fused=True)` for parameters on the CPU: the same kernel on the same tensors, the same bits.
 
@@ -18,7 +23,7 @@ class LeanAdam(torch.optim.Adam):
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
-        """The rates are placeholders until `start_afresh`."""
+        """The rates are placeholders."""
         self._tensors: list[Tensor] = list(parameters)
         super().__init__(self._tensors, lr=1.0, fused=True)
         # Moments of all parameters lie together, so that they are set to zero at once.

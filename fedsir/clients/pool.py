@@ -76,6 +76,7 @@ class Lane:
         self._number = number
         # A run may dispatch from several threads.
         self._jobs: dict[int, Job] = {}
+        self._closed = False
         self._putting = threading.Lock()
         self._latest: tuple[dict[str, Any], Any] = ({}, None)
 
@@ -86,12 +87,15 @@ class Lane:
 
     def prepare(self, setup: RuntimeSetup) -> None:
         """Serve another run from now on; see `Executor.prepare`."""
+        self._closed = False
         self._pool.serve(self._number, setup)
 
     def run(self, items: Sequence[WorkItem], broadcast: Broadcast) -> list[Outcome]:
         """Run all items; see `Executor.run`."""
         if not items:
             return []
+        if self._closed:
+            raise _called_off()
         self._pool.require_ray()
         job = Job(self._number, items, self._put(broadcast))
         self._jobs[id(job)] = job
@@ -111,8 +115,9 @@ class Lane:
 
     def close(self) -> None:
         """Call off what the run still has under way, and let the actors go of it; they stay up for other lanes."""
+        self._closed = True
         for job in list(self._jobs.values()):
-            job.fail(RunFailed("called off: its run has ended"))
+            job.fail(_called_off())
         self._latest = ({}, None)
         self._pool.leave(self._number)
 
@@ -207,6 +212,7 @@ class ActorPool:
 
     def abort(self) -> None:
         """End all jobs, also later ones, with KeyboardInterrupt in the threads that wait for them."""
+        self._actors.stopping.set()
         self._inbox.put(_Aborted(KeyboardInterrupt))
 
     def require_ray(self) -> None:
@@ -217,6 +223,7 @@ class ActorPool:
     def _ray_ended(self, name: str) -> None:
         if self._lost is None:
             self._lost = name
+            self._actors.stopping.set()
             self._inbox.put(_Aborted(partial(_died, name)))
 
     def leave(self, lane: int) -> None:
@@ -282,12 +289,17 @@ class ActorPool:
 
     def close(self) -> None:
         """Kill the actors; Ray itself stays up for the next pool."""
+        self._actors.stopping.set()
         self._inbox.put(None)
         # Without Ray it may hang in the start of an actor.
         self._thread.join(timeout=self._patience_s if self._lost is None else LOOK_S)
         self._actors.release()
         self._served.clear()
         self._latest = None
+
+
+def _called_off() -> RunFailed:
+    return RunFailed("called off: its run has ended")
 
 
 def _died(name: str) -> WorkersLost:

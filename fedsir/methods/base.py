@@ -115,7 +115,11 @@ S = TypeVar("S", bound=MethodState)
 
 
 class Method(Protocol, Generic[S]):
-    """A training method. Instances hold settings only; everything that changes is in the state."""
+    """A training method. Instances hold settings only; everything that changes is in the state.
+
+    Arrays of a state, and those that were sent to clients, are never changed in place: a state is evaluated and saved
+    while the next round is under way, and values that are sent again are not read again.
+    """
 
     @property
     def state_type(self) -> type[S]:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,6 +21,7 @@ from torch.nn import functional as F
 import fedsir
 from fedsir import checkpoint, coordinator
 from fedsir.clients.executor import WorkItem
+from fedsir.clients.tasks import LocalTraining
 from fedsir.data.transforms import normalize
 from fedsir.errors import BadInput, RunFailed
 from fedsir.events import FINAL_METRICS, ROUND_METRICS, Event, RoundFinished, RunFinished, RunStarted, RunStopped
@@ -241,6 +243,38 @@ def test_a_killed_process_loses_one_round_at_most(lab: Any, whole: Any, tmp_path
     assert lab.essence(result) == lab.essence(whole["oct_fedsir"][0])
     assert [r.round for r in recorder.started.history] == [1, 2]
     assert [r.round for r in recorder.rounds] == [3]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_stopped_at_a_round_whose_successor_is_under_way_continues(
+    lab: Any, whole: Any, lane_of: Callable[..., Any], tmp_path: Path, method: str
+) -> None:
+    config, file = lab.config(method, execution={"actors": 2}), tmp_path / "run.safetensors"
+    with pytest.raises(KeyboardInterrupt):
+        lab.run(config, executor=lane_of(2), recorder=lab.interrupter(at=1), checkpoint=file)
+    recorder = lab.collector()
+    result = lab.run(config, executor=lane_of(2), recorder=recorder, checkpoint=file)
+    assert lab.essence(result) == lab.essence(whole[method][0])
+    assert [r.round for r in recorder.started.history] == [1]
+    assert histories_match(recorder.rounds, whole[method][1].rounds[1:])
+
+
+def test_actors_train_while_the_round_before_ends(lab: Any, lane_of: Callable[..., Any]) -> None:
+    begun = threading.Event()
+
+    def seen(items: list[WorkItem]) -> None:
+        if isinstance(items[0].task, LocalTraining) and items[0].round == 1:
+            begun.set()
+
+    class Patient(lab.collector):  # type: ignore[misc, name-defined]
+        def record(self, event: Event) -> None:
+            super().record(event)
+            if isinstance(event, RoundFinished) and event.record.round == 1:
+                assert begun.wait(60)
+
+    recorder = Patient()
+    lab.run(lab.config(), executor=lab.dispatching(lane_of(2), before=seen), recorder=recorder)
+    assert [r.round for r in recorder.rounds] == [1, 2, 3]
 
 
 def test_a_checkpoint_of_another_run_is_refused_before_any_work(lab: Any, tmp_path: Path) -> None:

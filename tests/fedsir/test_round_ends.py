@@ -19,16 +19,20 @@ class Script:
 
     def __init__(self) -> None:
         self.go_on = threading.Event()
+        self.entered = threading.Event()
+        self.finishing: Callable[[], Any] = lambda: None
         self.finished: list[tuple[int, Any]] = []
         self.threads: set[threading.Thread] = set()
         self.evaluation: Callable[[Any], Any] = lambda state: f"figures of {state}"
 
     def evaluate(self, state: Any) -> Any:
         self.threads.add(threading.current_thread())
+        self.entered.set()
         assert self.go_on.wait(LIMIT_S)
         return self.evaluation(state)
 
     def finish(self, ended: Round, figures: Any) -> None:
+        self.finishing()
         self.finished.append((ended.number, figures))
 
     def ends(self, beside: bool = True) -> RoundEnds:
@@ -101,6 +105,7 @@ def test_who_interrupts_does_not_wait_for_an_evaluation(kind: type[BaseException
     def through() -> None:
         with script.ends() as ends:
             ends.begin(ending(0))
+            assert script.entered.wait(LIMIT_S)
             raise kind
 
     with pytest.raises(kind):
@@ -109,3 +114,45 @@ def test_who_interrupts_does_not_wait_for_an_evaluation(kind: type[BaseException
     for thread in script.threads:
         thread.join(LIMIT_S)
     assert script.finished == []
+
+
+def test_what_is_being_written_is_written_when_somebody_interrupts() -> None:
+    script, writing = Script(), threading.Event()
+    script.go_on.set()
+    released = threading.Timer(0.2, lambda: None)
+
+    def finishing() -> None:
+        writing.set()
+        released.start()
+        released.join(LIMIT_S)
+
+    script.finishing = finishing
+
+    def through() -> None:
+        with script.ends() as ends:
+            ends.begin(ending(0))
+            assert writing.wait(LIMIT_S)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        through()
+    assert script.finished == [(0, "figures of state 0")]
+
+
+def test_where_the_end_of_a_round_and_the_next_round_fail_the_older_error_is_raised() -> None:
+    script = Script()
+    script.go_on.set()
+
+    def full() -> None:
+        raise OSError("No space left")
+
+    script.finishing = full
+
+    def through() -> None:
+        with script.ends() as ends:
+            ends.begin(ending(0))
+            raise ArithmeticError("the next round")
+
+    with pytest.raises(OSError, match="No space left") as caught:
+        through()
+    assert isinstance(caught.value.__context__, ArithmeticError)

@@ -418,7 +418,12 @@ def test_a_replacement_is_tried_again_while_others_have_the_memory(
     monkeypatch.setattr(Actors, "_start", starting)
     monkeypatch.setattr("fedsir.clients.actors.ray.get", getting)
     monkeypatch.setattr("fedsir.clients.actors.monotonic", lambda: clock[0])
-    monkeypatch.setattr("fedsir.clients.actors.sleep", lambda _: clock.__setitem__(0, clock[0] + 25.0))
+
+    def pause(_: float) -> bool:
+        clock[0] += 25.0
+        return False
+
+    monkeypatch.setattr(actors.stopping, "wait", pause)
     died = ray.exceptions.OutOfMemoryError("the node is running low on memory")
     try:
         if deaths == 1:
