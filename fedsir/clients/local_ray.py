@@ -49,9 +49,9 @@ def start_ray(config: ExecutionConfig) -> None:
     """
     if ray.is_initialized():
         return
-    # Set before Ray starts: actors inherit it, and BLAS libraries read it when they load.
-    environment = {"env_vars": {"OMP_NUM_THREADS": str(config.threads), **KEEP_MEMORY}}
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "runtime_env": environment}
+    # Of the actors: BLAS libraries and the C library read it when they load.
+    variables = {"OMP_NUM_THREADS": str(config.threads), **KEEP_MEMORY}
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     address = config.ray_address
     try:
         with _signals_wait():
@@ -59,12 +59,14 @@ def start_ray(config: ExecutionConfig) -> None:
                 resources = ray_resources(machine_limits(), visible_gpus())
                 _keep_token_private()
                 own: dict[str, Any] = {"_node_ip_address": LOOPBACK, "_temp_dir": _private_folder()}
-                with _loopback_only():
+                # Inherited: what Ray calls an environment of a job is made by another process, whose start actors
+                # would wait for, and the workers that Ray starts in advance would not have it.
+                with _loopback_only(), _environment(variables):
                     # `local`: a cluster that happens to run on this machine is not joined unasked.
                     ray.init("local", include_dashboard=False, **own, **resources, **quiet)
             else:
                 _check_answers(address)
-                ray.init(address, **quiet)
+                ray.init(address, runtime_env={"env_vars": variables}, **quiet)
     except (OSError, OverflowError, RuntimeError, ValueError) as error:
         reason = first_line(error)
         if address is None:
@@ -174,20 +176,31 @@ def _private_folder() -> str | None:
 
 
 @contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Variables that processes started meanwhile get."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
 def _loopback_only() -> Iterator[None]:
     """Make Ray's servers listen on the loopback address alone, as they do on macOS and Windows.
 
     Elsewhere Ray replaces a loopback `_node_ip_address` by the address of a network card and listens on all of
     them, unless it is told that there will be no cluster: by this variable, which it has read at import.
     """
-    variable = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
-    before = os.environ.get(variable), ray_constants.ENABLE_RAY_CLUSTER
-    os.environ[variable], ray_constants.ENABLE_RAY_CLUSTER = "0", False
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
     try:
-        yield
+        with _environment({ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0"}):
+            yield
     finally:
-        ray_constants.ENABLE_RAY_CLUSTER = before[1]
-        if before[0] is None:
-            del os.environ[variable]
-        else:
-            os.environ[variable] = before[0]
+        ray_constants.ENABLE_RAY_CLUSTER = before

@@ -84,11 +84,17 @@ def test_handlers_and_environment_come_back(ray_that: Any, monkeypatch: pytest.M
 def test_local_ray_is_its_own_and_has_no_dashboard(ray_that: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cluster that somebody runs on this machine is not joined unasked."""
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    finished = ray_that(lambda: None)
+    variables = {"OMP_NUM_THREADS": "3", **local_ray.KEEP_MEMORY}
+    inherited: dict[str, str | None] = {}
+    finished = ray_that(lambda: inherited.update({name: os.environ.get(name) for name in variables}))
+    before = {name: os.environ.get(name) for name in variables}
     local_ray.start_ray(ExecutionConfig(threads=3))
     assert finished[0]["address"] == "local"
     assert finished[0]["include_dashboard"] is False
-    assert finished[0]["runtime_env"] == {"env_vars": {"OMP_NUM_THREADS": "3", **local_ray.KEEP_MEMORY}}
+    # Workers inherit them; an environment of the job would make them wait for another process.
+    assert inherited == variables
+    assert "runtime_env" not in finished[0]
+    assert {name: os.environ.get(name) for name in variables} == before
 
 
 def test_failing_start_is_explained(ray_that: Any) -> None:
@@ -104,8 +110,9 @@ def test_cluster_that_answers_is_joined(ray_that: Any) -> None:
     finished = ray_that(lambda: None)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        local_ray.start_ray(ExecutionConfig(ray_address=address))
+        local_ray.start_ray(ExecutionConfig(ray_address=address, threads=3))
     assert finished[0]["address"] == address
+    assert finished[0]["runtime_env"] == {"env_vars": {"OMP_NUM_THREADS": "3", **local_ray.KEEP_MEMORY}}
     assert "_node_ip_address" not in finished[0]
 
 

@@ -21,7 +21,7 @@ import torch
 from fedsir.clients.actors import Actors
 from fedsir.clients.executor import WorkItem
 from fedsir.clients.feeding import MAX_ATTEMPTS, Feeder
-from fedsir.clients.local_ray import start_ray
+from fedsir.clients.local_ray import KEEP_MEMORY, start_ray
 from fedsir.clients.placement import Placement
 from fedsir.clients.pool import ActorPool
 from fedsir.clients.runtime import Client
@@ -392,6 +392,18 @@ def test_an_actor_that_dies_at_its_start_is_started_once_more(
         with pytest.raises(BadInput, match="client actors cannot start"):
             Actors(ExecutionConfig(actors=1), 4, None)
     assert len(started) == 2
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_actors_have_the_variables_that_libraries_read_when_they_load() -> None:
+    actors = Actors(ExecutionConfig(actors=1), 4, None)
+    try:
+        (pid,) = actors.pids()
+        given = dict(v.split("=", 1) for v in Path(f"/proc/{pid}/environ").read_text().split("\0") if "=" in v)
+    finally:
+        actors.release()
+    expected = {"OMP_NUM_THREADS": "1", **KEEP_MEMORY}
+    assert {name: given.get(name) for name in expected} == expected
 
 
 @pytest.mark.parametrize(("deaths", "starts"), [(1, 2), (1000, 4)])
