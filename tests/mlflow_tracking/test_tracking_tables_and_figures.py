@@ -76,3 +76,14 @@ def test_figures_do_not_touch_pyplot(start_python: Any) -> None:
 def test_similarity_without_any_pair_is_drawn(tmp_path: Path) -> None:
     nothing, noisy = np.full((3, 2, 2), np.nan), np.array([True, False, True])
     figures.save_png(figures.similarity_figure(nothing, noisy, None, ("a", "b"), "real"), tmp_path / "x.png")
+
+
+def test_a_thousand_clients_take_no_more_room_and_text_than_a_page_has() -> None:
+    counts, noisy = np.ones((1000, 4), dtype=np.int64), np.arange(1000) % 3 == 0
+    figure = figures.counts_figure(counts, counts, noisy, ("A", "B", "C", "D"), "PHANTOM DATA")
+    assert figure.get_figheight() < 12
+    first = figure.axes[0]
+    assert len(first.texts) == 0
+    assert first.get_ylabel() == "client (334 noisy: orange at the edge)"
+    # Every client has one mark.
+    assert sorted(int(row) for line in first.lines for row in np.asarray(line.get_ydata())) == list(range(1000))
