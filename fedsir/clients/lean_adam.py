@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -34,25 +33,19 @@ class LeanAdam(torch.optim.Adam):
             for moment in self._moments
         )
         self._count = torch.zeros(())
-        for parameter, first, second in zip(self._tensors, self._first, self._second, strict=True):
-            self.state[parameter] = {"step": self._count, "exp_avg": first, "exp_avg_sq": second}
-
-    def start_afresh(self) -> None:
-        """Forget all steps."""
-        self._moments.zero_()
-        self._count.zero_()
+        # Everything that steps leave behind, once: who makes an optimizer a fresh one fills it with zeros.
+        self.state[self._tensors[0]] = {"step": self._count, "moments": self._moments}
 
     def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: ARG002 - torch's signature
         for parameter in self._tensors:
             parameter.grad = None
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # noqa: ARG002 - torch's signature
         """One step with the present gradients. Raises ValueError where only some parameters have one."""
-        loss = None if closure is None else torch.enable_grad()(closure)()
         gradients = [parameter.grad for parameter in self._tensors if parameter.grad is not None]
         if not gradients:
-            return loss
+            return
         if len(gradients) < len(self._tensors):
             raise ValueError(
                 f"{len(self._tensors) - len(gradients)} of {len(self._tensors)} parameters lack a gradient"
@@ -74,7 +67,6 @@ class LeanAdam(torch.optim.Adam):
             amsgrad=False,
             maximize=False,
         )
-        return loss
 
     # torch would wrap it for its profiler otherwise.
     step.hooked = True  # type: ignore[attr-defined]
