@@ -142,16 +142,16 @@ def _rounds(
         state = timed(server, partial(method.begin, server))
         keep(state, server.costs)
     figures = None
-    with RoundEnds(evaluate, finish, beside=server.slots > 1) as ends:
+    with RoundEnds(evaluate, finish, overlap=server.slots > 1) as ends:
         for t in range(len(history), config.training.rounds):
             state = timed(server, partial(method.round, server, state, t))
             if (before := ends.wait()) is not None:
                 # Known only after the fact, so it counts for this round.
-                server.costs.seconds["record"] = before[1]
+                server.costs.seconds["record"] = before.record
             costs, server.costs = server.costs, RoundCosts()
             ends.begin(Round(t, state, costs))
         if (last := ends.wait()) is not None:
-            figures = last[0]
+            figures = last.figures
     if figures is None:
         # Stopped after the last round's checkpoint, before the end was recorded.
         figures = evaluate(state)

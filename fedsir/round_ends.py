@@ -11,7 +11,7 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
-from fedsir.clients import beside
+from fedsir import beside
 from fedsir.evaluation.run import Figures
 from fedsir.methods.base import MethodState
 from fedsir.server import RoundCosts
@@ -26,6 +26,14 @@ class Round:
     costs: RoundCosts
 
 
+@dataclass(frozen=True)
+class Ended:
+    """Figures of a round, and the seconds that saving and recording it took."""
+
+    figures: Figures
+    record: float
+
+
 class RoundEnds:
     """Ends one round at a time. A context: a round whose end is under way is seen to when the block is left early.
 
@@ -33,16 +41,16 @@ class RoundEnds:
     them, so they get the next round's training meanwhile. Nothing in that depends on how the round before ends.
 
     evaluate: figures of a state; takes long and changes nothing. finish: saves and records a round with its figures;
-    never cut off in the middle. beside: whether there are workers for both at once; otherwise `begin` does it all.
+    never cut off in the middle. overlap: whether there are workers for both at once; otherwise `begin` does it all.
     """
 
     def __init__(
-        self, evaluate: Callable[[MethodState], Figures], finish: Callable[[Round, Figures], None], beside: bool
+        self, evaluate: Callable[[MethodState], Figures], finish: Callable[[Round, Figures], None], overlap: bool
     ) -> None:
         self._evaluate = evaluate
         self._finish = finish
-        self._beside = beside
-        self._under_way: Future[tuple[Figures, float]] | None = None
+        self._overlap = overlap
+        self._under_way: Future[Ended] | None = None
         self._finishing = threading.Lock()
         self._called_off = False
 
@@ -70,22 +78,22 @@ class RoundEnds:
     def begin(self, ending: Round) -> None:
         """End a round, after the one before: what that raised is to be had from `wait` only."""
         work = partial(self._end, ending)
-        if self._beside:
+        if self._overlap:
             self._under_way = beside.begin(work, "end of a round")
         else:
             ended = work()
             self._under_way = Future()
             self._under_way.set_result(ended)
 
-    def wait(self) -> tuple[Figures, float] | None:
-        """Figures of the round that was begun last, and the seconds that saving and recording it took; then None.
+    def wait(self) -> Ended | None:
+        """The end of the round that was begun last, once; then None.
 
         Raises what ending it raised.
         """
         under_way, self._under_way = self._under_way, None
         return None if under_way is None else under_way.result()
 
-    def _end(self, ending: Round) -> tuple[Figures, float]:
+    def _end(self, ending: Round) -> Ended:
         started = time.perf_counter()
         figures = self._evaluate(ending.state)
         ending.costs.seconds["evaluate"] += time.perf_counter() - started
@@ -94,4 +102,4 @@ class RoundEnds:
                 raise CancelledError(f"round {ending.number + 1} was called off")
             started = time.perf_counter()
             self._finish(ending, figures)
-        return figures, time.perf_counter() - started
+        return Ended(figures, time.perf_counter() - started)

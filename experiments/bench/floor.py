@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from experiments.bench.processes import environment
 from fedsir.config.training import ModelConfig
+from fedsir.environment import environment
 from fedsir.models.network import build_network
 
 EVALUATION_BATCH = 256

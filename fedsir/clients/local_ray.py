@@ -25,6 +25,7 @@ from ray._private import worker as ray_worker
 
 from fedsir.clients.machine import machine_limits, ray_resources, visible_gpus
 from fedsir.config.training import ExecutionConfig
+from fedsir.environment import environment
 from fedsir.errors import BadInput, first_line
 
 LOOPBACK = "127.0.0.1"
@@ -61,7 +62,7 @@ def start_ray(config: ExecutionConfig) -> None:
                 own: dict[str, Any] = {"_node_ip_address": LOOPBACK, "_temp_dir": _private_folder()}
                 # Inherited: what Ray calls an environment of a job is made by another process, whose start actors
                 # would wait for, and the workers that Ray starts in advance would not have it.
-                with _loopback_only(), _environment(variables):
+                with _loopback_only(), environment(variables):
                     # `local`: a cluster that happens to run on this machine is not joined unasked.
                     ray.init("local", include_dashboard=False, **own, **resources, **quiet)
             else:
@@ -176,21 +177,6 @@ def _private_folder() -> str | None:
 
 
 @contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Variables that processes started meanwhile get."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-@contextmanager
 def _loopback_only() -> Iterator[None]:
     """Make Ray's servers listen on the loopback address alone, as they do on macOS and Windows.
 
@@ -200,7 +186,7 @@ def _loopback_only() -> Iterator[None]:
     before = ray_constants.ENABLE_RAY_CLUSTER
     ray_constants.ENABLE_RAY_CLUSTER = False
     try:
-        with _environment({ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0"}):
+        with environment({ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0"}):
             yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = before

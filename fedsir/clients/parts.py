@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from functools import partial
 from itertools import pairwise
 
-from fedsir.clients import beside
+from fedsir import beside
 from fedsir.clients.executor import Executor, Outcome, WorkItem
 from fedsir.clients.tasks import Broadcast
 

@@ -35,8 +35,8 @@ class Script:
         self.finishing()
         self.finished.append((ended.number, figures))
 
-    def ends(self, beside: bool = True) -> RoundEnds:
-        return RoundEnds(self.evaluate, self.finish, beside)
+    def ends(self, overlap: bool = True) -> RoundEnds:
+        return RoundEnds(self.evaluate, self.finish, overlap)
 
 
 def ending(number: int) -> Round:
@@ -52,7 +52,7 @@ def test_a_round_ends_beside_its_caller_and_is_waited_for_once() -> None:
         script.go_on.set()
         ended = ends.wait()
         assert ended is not None
-        assert ended[0] == "figures of state 0"
+        assert ended.figures == "figures of state 0"
         assert ends.wait() is None
     assert script.finished == [(0, "figures of state 0")]
     assert threading.current_thread() not in script.threads
@@ -62,20 +62,20 @@ def test_a_round_ends_beside_its_caller_and_is_waited_for_once() -> None:
 def test_without_workers_to_spare_it_ends_at_once_in_this_thread() -> None:
     script = Script()
     script.go_on.set()
-    with script.ends(beside=False) as ends:
+    with script.ends(overlap=False) as ends:
         ends.begin(ending(0))
         assert script.finished == [(0, "figures of state 0")]
     assert script.threads == {threading.current_thread()}
 
 
-@pytest.mark.parametrize("beside", [True, False])
-def test_what_goes_wrong_in_the_end_of_a_round_is_raised(beside: bool) -> None:
+@pytest.mark.parametrize("overlap", [True, False])
+def test_what_goes_wrong_in_the_end_of_a_round_is_raised(overlap: bool) -> None:
     script = Script()
     script.go_on.set()
     script.evaluation = lambda _: int("no number")
 
     def through() -> None:
-        with script.ends(beside) as ends:
+        with script.ends(overlap) as ends:
             ends.begin(ending(0))
             ends.wait()
 
