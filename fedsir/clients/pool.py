@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,18 +17,15 @@ from numpy.typing import NDArray
 
 from fedsir.clients.actors import Actors
 from fedsir.clients.deadlines import Deadlines
-from fedsir.clients.executor import Outcome, WorkItem
+from fedsir.clients.executor import Outcome
 from fedsir.clients.feeding import Feeder
 from fedsir.clients.jobs import Job, Piece
+from fedsir.clients.lane import LOOK_S, Lane, identical
 from fedsir.clients.local_ray import start_ray, watch_ray
 from fedsir.clients.memory_probe import Demand
 from fedsir.clients.runtime import RuntimeSetup, Work
-from fedsir.clients.tasks import Broadcast
 from fedsir.config.training import ExecutionConfig
-from fedsir.errors import RunFailed, WorkersLost, first_line
-
-LOOK_S = 0.5
-"""How often who waits for actors looks whether Ray is still there; usually the pool's thread tells at once."""
+from fedsir.errors import WorkersLost, first_line
 
 _NO_IMAGES = np.zeros((0, 1, 1), dtype=np.uint8)
 
@@ -66,70 +63,6 @@ class _Aborted:
 @dataclass(frozen=True)
 class _Late:
     """An actor may have been at its work for too long."""
-
-
-class Lane:
-    """Executor for one run at a time on the actors of a pool; the lanes of a pool share its actors."""
-
-    def __init__(self, pool: ActorPool, number: int) -> None:
-        self._pool = pool
-        self._number = number
-        # A run may dispatch from several threads.
-        self._jobs: dict[int, Job] = {}
-        self._closed = False
-        self._putting = threading.Lock()
-        self._latest: tuple[dict[str, Any], Any] = ({}, None)
-
-    @property
-    def slots(self) -> int:
-        """How many items run at the same time."""
-        return self._pool.slots
-
-    def prepare(self, setup: RuntimeSetup) -> None:
-        """Serve another run from now on; see `Executor.prepare`."""
-        self._closed = False
-        self._pool.serve(self._number, setup)
-
-    def run(self, items: Sequence[WorkItem], broadcast: Broadcast) -> list[Outcome]:
-        """Run all items; see `Executor.run`."""
-        if not items:
-            return []
-        if self._closed:
-            raise _called_off()
-        self._pool.require_ray()
-        job = Job(self._number, items, self._put(broadcast))
-        self._jobs[id(job)] = job
-        self._pool.submit(job)
-        try:
-            while not job.over.wait(LOOK_S):
-                self._pool.require_ray()
-        except BaseException as stopped:
-            # Interrupted by the user: what has not begun is not begun any more.
-            job.fail(RunFailed(f"interrupted: {stopped!r}"))
-            raise
-        finally:
-            del self._jobs[id(job)]
-        if job.error is not None:
-            raise job.error
-        return [job.outcomes[i] for i in range(len(items))]
-
-    def close(self) -> None:
-        """Call off what the run still has under way, and let the actors go of it; they stay up for other lanes."""
-        self._closed = True
-        for job in list(self._jobs.values()):
-            job.fail(_called_off())
-        self._latest = ({}, None)
-        self._pool.leave(self._number)
-
-    def _put(self, broadcast: Broadcast) -> Any:
-        """Reference to a broadcast. One put serves the parts of a dispatch, and a model's evaluation and next round."""
-        with self._putting:
-            known, reference = self._latest
-            if reference is None or not _identical(known, broadcast):
-                reference = ray.put(dict(broadcast))
-                # Holding the values keeps them what they are: others could come to lie in their place.
-                self._latest = dict(broadcast), reference
-            return reference
 
 
 class ActorPool:
@@ -197,7 +130,7 @@ class ActorPool:
         arrays = (setup.train_images, setup.test_images)
         with self._serving:
             there = (*self._served.values(), *([] if self._latest is None else [self._latest]))
-            known = next((served for served in there if _same(served.arrays, arrays)), None)
+            known = next((served for served in there if identical(served.arrays, arrays)), None)
             if known is None:
                 self._latest = None  # let go of before there are others, which may need its room
             images = (ray.put(arrays[0]), ray.put(arrays[1])) if known is None else known.images
@@ -298,10 +231,6 @@ class ActorPool:
         self._latest = None
 
 
-def _called_off() -> RunFailed:
-    return RunFailed("called off: its run has ended")
-
-
 def _died(name: str) -> WorkersLost:
     return WorkersLost(
         f"Ray has died: its process {name} has ended, perhaps for want of memory.\n"
@@ -313,12 +242,3 @@ def _broken(error: Exception) -> WorkersLost:
     failed = WorkersLost(f"the pool of client actors broke down: {type(error).__name__}: {first_line(error)}")
     failed.__cause__ = error
     return failed
-
-
-def _identical(one: Broadcast, other: Broadcast) -> bool:
-    """Whether two broadcasts are the same objects under the same names."""
-    return one.keys() == other.keys() and all(one[name] is other[name] for name in one)
-
-
-def _same(one: tuple[Any, Any], other: tuple[Any, Any]) -> bool:
-    return one[0] is other[0] and one[1] is other[1]

@@ -19,7 +19,8 @@ import numpy as np
 from experiments.cli import main
 from fedsir.clients.executor import Outcome, WorkItem
 from fedsir.clients.jobs import Piece
-from fedsir.clients.pool import ActorPool, Lane
+from fedsir.clients.lane import Lane
+from fedsir.clients.pool import ActorPool
 from fedsir.clients.runtime import Client
 from fedsir.clients.tasks import Broadcast, ClientResult
 from fedsir.models.flat import FlatWeights
