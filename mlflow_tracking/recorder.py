@@ -30,7 +30,7 @@ from fedsir.events import (
     RunStarted,
     RunStopped,
 )
-from mlflow_tracking.aside import Drawing, Files
+from mlflow_tracking.aside import Drawing, drawing_of_start
 from mlflow_tracking.config import TrackingConfig, shown_uri, without_passwords
 from mlflow_tracking.delivery import Point, Points, attempt, patiently
 from mlflow_tracking.describe import TAG_ERROR, error_text, run_name
@@ -147,7 +147,7 @@ class MlflowRecorder:
             self._insist(partial(self._client.log_artifacts, run.mlflow_id, folder))
         if self._settings.figures:
             # After everything else, which would wait for the interpreter while it is drawing.
-            run.figures = Drawing(partial(_figures_of_start, event))
+            run.figures = drawing_of_start(event)
 
     def _take_figures(self, run: _OpenRun, due: bool) -> None:
         """Raise what drawing raised; send the figures of the start if they are ready and `due`."""
@@ -289,12 +289,6 @@ class MlflowRecorder:
                 reason(error),
                 exc_info=not is_outage(error),  # which needs no explanation
             )
-
-
-def _figures_of_start(event: RunStarted) -> Files:
-    from mlflow_tracking.drawings import draw_start  # with matplotlib: a third of a second
-
-    return draw_start(event)
 
 
 def _points(values: Mapping[str, float], keys: Sequence[str], step: int) -> Iterator[Point]:
