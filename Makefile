@@ -34,7 +34,7 @@ bench-speed: $(VENV)/.installed-test  ## what a run costs beside a bare PyTorch 
 	mkdir -p fedsir-runs
 	$(BIN)/fedsir bench --json fedsir-runs/bench.json
 
-bench-faults: $(VENV)/.installed-test  ## kills, hangs, full disks at random times: outcomes, repeated work; two hours
+bench-faults: $(VENV)/.installed-test  ## kills, hangs, full disks at random times: outcomes, repeated work; hours
 	$(BIN)/python tests/faults/table.py --repetitions $(REPETITIONS)
 
 bench-soak: $(VENV)/.installed-test  ## 500 short runs in one sweep: memory, open files, threads, object store

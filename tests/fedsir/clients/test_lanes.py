@@ -70,19 +70,25 @@ def test_runs_at_the_same_time_have_the_bits_of_runs_alone(lab: Any, pool_of: Ca
     assert found == expected
 
 
-def test_images_are_shipped_once_for_lanes_that_share_them(
-    lab: Any, pool_of: Callable[..., ActorPool], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pool, config = pool_of(2), lab.config()
-    setup = lab.setup(config)
-    shipped: list[Any] = []
+@pytest.fixture
+def shipped(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What is put into Ray's object store."""
+    values: list[Any] = []
     put = ray.put
 
     def watched(value: Any) -> Any:
-        shipped.append(value)
+        values.append(value)
         return put(value)
 
-    monkeypatch.setattr("fedsir.clients.pool.ray.put", watched)
+    monkeypatch.setattr(ray, "put", watched)
+    return values
+
+
+def test_images_are_shipped_once_for_lanes_that_share_them(
+    lab: Any, pool_of: Callable[..., ActorPool], shipped: list[Any]
+) -> None:
+    pool, config = pool_of(2), lab.config()
+    setup = lab.setup(config)
     lanes = [pool.lane() for _ in range(3)]
     for lane in lanes[:2]:
         lane.prepare(setup)
@@ -161,19 +167,12 @@ def test_a_run_that_fails_leaves_the_others_alone(lab: Any, pool_of: Callable[..
 
 
 def test_a_broadcast_is_put_once_for_dispatches_that_share_its_values(
-    lab: Any, pool_of: Callable[..., ActorPool], monkeypatch: pytest.MonkeyPatch
+    lab: Any, pool_of: Callable[..., ActorPool], shipped: list[Any]
 ) -> None:
     pool, config = pool_of(1), lab.config()
     lane, condition = pool.lane(), lab.condition(config)
     lane.prepare(lab.setup(config))
-    puts: list[Any] = []
-    put = ray.put
-
-    def counted(value: Any) -> Any:
-        puts.append(value)
-        return put(value)
-
-    monkeypatch.setattr("fedsir.clients.pool.ray.put", counted)
+    shipped.clear()
 
     def logits(**broadcast: Any) -> Any:
         (outcome,) = lane.run([WorkItem(0, 0, PredictTest(0, 8), 1)], broadcast)
@@ -182,11 +181,11 @@ def test_a_broadcast_is_put_once_for_dispatches_that_share_its_values(
     weights = condition.initial_weights
     once = logits(weights=weights)
     assert np.array_equal(logits(weights=weights), once)
-    assert len(puts) == 1
+    assert len(shipped) == 1
     # Equal is not enough, and other values beside it make it another broadcast.
     other = replace(weights, values=weights.values * 2)
     assert not np.array_equal(logits(weights=other), once)
     logits(weights=other, teacher=weights)
     assert np.array_equal(logits(weights=weights), once)
-    assert len(puts) == 4
+    assert len(shipped) == 4
     lane.close()
