@@ -9,7 +9,7 @@ import typer
 
 from fedsir.errors import BadInput
 
-PARTS = ("ratio", "breakdown", "growth", "memory", "startup", "preparation")
+PARTS = ("ratio", "breakdown", "growth", "memory", "startup", "imports", "preparation")
 
 
 def bench(

@@ -16,6 +16,7 @@ from rich.table import Table
 from experiments.bench import tables
 from experiments.bench.breakdown import breakdowns
 from experiments.bench.growth import growth
+from experiments.bench.imports import imports
 from experiments.bench.memory import memory
 from experiments.bench.preparation import preparation
 from experiments.bench.ratio import Say, floor_ratios
@@ -51,6 +52,11 @@ def _startup(quick: bool, note: Say) -> tuple[object, Sequence[Table]]:
     return found.as_json(), [tables.startup_table(found)]
 
 
+def _imports(quick: bool, note: Say) -> tuple[object, Sequence[Table]]:
+    found = imports(quick, note)
+    return found.as_json(), [tables.imports_table(found)]
+
+
 def _preparation(quick: bool, note: Say) -> tuple[object, Sequence[Table]]:
     found = preparation(quick, note)
     return found.as_json(), [tables.preparation_table(found)]
@@ -62,6 +68,7 @@ MEASUREMENTS: Mapping[str, Part] = {
     "growth": _growth,
     "memory": _memory,
     "startup": _startup,
+    "imports": _imports,
     "preparation": _preparation,
 }
 

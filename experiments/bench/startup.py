@@ -22,6 +22,7 @@ from mlflow_tracking.store import prepare_store
 
 COMMAND = [sys.executable, "-c", "from experiments.cli import main; main()", "run", "demo"]
 DEMO = ("method.name=fedavg", "training.rounds=1", "execution.actors=2")
+FIRST_ROUND = re.compile(r"round 1/")
 SMALL = ("data.train_images=160", "data.test_images=40", "data.image_size=32", "federation.clients=4")
 
 
@@ -72,7 +73,7 @@ def _start(changes: tuple[str, ...]) -> tuple[float, float]:
         output, first_round = "", 0.0
         for line in process.stdout or ():
             output += line
-            if not first_round and re.match(r"round 1/", line):
+            if not first_round and FIRST_ROUND.match(line):
                 first_round = time.perf_counter() - begin
         if process.wait() or not first_round:
             raise RunFailed(f"`fedsir run demo` failed while its start was measured:\n{output}")

@@ -8,6 +8,7 @@ from rich.table import Table
 
 from experiments.bench.breakdown import Breakdown
 from experiments.bench.growth import Growth
+from experiments.bench.imports import Imports
 from experiments.bench.memory import Memory, growth_of_memory
 from experiments.bench.preparation import Preparation
 from experiments.bench.ratio import Comparison
@@ -22,6 +23,8 @@ RATIOS = {
 }
 LISTED = 12
 """Functions that a table shows; the file has more."""
+
+LISTED_PACKAGES = 16
 
 
 def ratio_tables(found: Sequence[Comparison]) -> list[Table]:
@@ -111,6 +114,31 @@ def startup_table(found: Startup) -> Table:
     table.add_row("`fedsir run demo` to the first training step", f"{found.first_step:.2f}")
     table.add_row("`fedsir run demo` to the end of the first round", f"{found.first_round:.2f}")
     table.add_row("end of a run to the first training step of the next", f"{found.next_run:.2f}")
+    return table
+
+
+def imports_table(found: Imports) -> Table:
+    """The dearest packages that the program and an actor import, and all others together."""
+    table = _table(
+        "imported before the end of the first round: modules and their own seconds",
+        ["package", "program", "seconds", "actor", "seconds"],
+    )
+    none = (0, 0.0)
+    both = {
+        package: (*found.program.get(package, none), *found.actor.get(package, none))
+        for package in (*found.program, *found.actor)
+    }
+    rows = sorted(both.items(), key=lambda row: -(row[1][1] + row[1][3]))
+
+    def add(name: str, cells: Sequence[float]) -> None:
+        table.add_row(name, f"{cells[0]:.0f}", f"{cells[1]:.2f}", f"{cells[2]:.0f}", f"{cells[3]:.2f}")
+
+    for package, cells in rows[:LISTED_PACKAGES]:
+        add(package, cells)
+    others = [cells for _, cells in rows[LISTED_PACKAGES:]]
+    add(f"{len(others)} others", [sum(column) for column in zip(none + none, *others, strict=True)])
+    table.add_section()
+    add("all together", [sum(column) for column in zip(none + none, *both.values(), strict=True)])
     return table
 
 

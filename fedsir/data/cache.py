@@ -84,6 +84,14 @@ def cache_root(configured: Path | None) -> Path:
         ) from None
 
 
+def has_entries(root: Path, start: str) -> bool:
+    """Whether there is an entry whose key begins like this; a folder that cannot be listed has none."""
+    try:
+        return any(place.name.startswith(start) for place in (root / "images").iterdir())
+    except OSError:
+        return False
+
+
 def load_entry(root: Path, key: str) -> Entry | None:
     """The entry `key`, or None where there is none or what is there is damaged.
 
@@ -126,13 +134,13 @@ def _open(path: Path, expected: int) -> NDArray[np.uint8]:
 
 
 class EntryWriter:
-    """Writes one entry; nothing appears under `key` before `commit`, and nothing stays behind without it.
+    """Writes one entry; nothing is in the cache before `commit`, and nothing stays behind without it.
 
     A context manager. Raises `BadInput` where the folder cannot be written or the disk is full.
     """
 
-    def __init__(self, root: Path, key: str, size: int) -> None:
-        self._root, self._key, self._size = root, key, size
+    def __init__(self, root: Path, size: int) -> None:
+        self._root, self._size = root, size
         # Not `tempfile`: its folders are private to the user, and a cluster shares one cache.
         self._folder = root / "images" / f".partial-{uuid.uuid4().hex}"
         try:
@@ -159,23 +167,23 @@ class EntryWriter:
         except OSError as error:
             raise _unwritable(self._root, error) from error
 
-    def commit(self, hashes: NDArray[np.uint8], bad: dict[int, str]) -> Entry:
-        """Publish the entry, or take the one that another process has published meanwhile."""
+    def commit(self, key: str, hashes: NDArray[np.uint8], bad: dict[int, str]) -> Entry:
+        """Publish the entry under `key`, or take the one that another process has published meanwhile."""
         meta = {
             "counts": {split: block.rows for split, block in self._blocks.items()},
             "pixels": {split: block.sha.hexdigest() for split, block in self._blocks.items()},
             "bad": sorted(bad.items()),
         }
-        place = _place(self._root, self._key)
+        place = _place(self._root, key)
         try:
             for block in self._blocks.values():
                 block.finish()
             np.save(self._folder / "hashes.npy", hashes)
             (self._folder / "entry.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
-            self._publish(place, hashes, bad)
+            self._publish(key, hashes, bad)
         except OSError as error:
             raise _unwritable(self._root, error) from error
-        entry = load_entry(self._root, self._key)
+        entry = load_entry(self._root, key)
         if entry is None:
             raise BadInput(f"cache entry {place} cannot be read back.\nDelete that folder and run again.")
         return entry
@@ -186,7 +194,8 @@ class EntryWriter:
         same = found.size == self._size and found.counts == rows and found.bad.keys() == bad.keys()
         return same and np.array_equal(found.hashes, hashes)
 
-    def _publish(self, place: Path, hashes: NDArray[np.uint8], bad: dict[int, str]) -> None:
+    def _publish(self, key: str, hashes: NDArray[np.uint8], bad: dict[int, str]) -> None:
+        place = _place(self._root, key)
         for _ in range(5):
             try:
                 self._folder.rename(place)
@@ -194,7 +203,7 @@ class EntryWriter:
             except OSError as error:
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise
-            found = load_entry(self._root, self._key)
+            found = load_entry(self._root, key)
             if found is not None and self._alike(found, hashes, bad):
                 return
             # Damaged: out of the way and try again, unless another process has just done the same.
@@ -207,7 +216,8 @@ class _Block:
     """A .npy file that grows row by row; the header is rewritten once the number of rows is known."""
 
     def __init__(self, path: Path, size: int) -> None:
-        self.file: BinaryIO = path.open("w+b")
+        # Rows are short: many go into one write.
+        self.file: BinaryIO = path.open("wb", buffering=1 << 20)
         self.sha = hashlib.sha256()
         self.size, self.rows = size, 0
         self._write_header()

@@ -1,7 +1,7 @@
 """One image file's bytes to 8-bit grey, and grey images to the size that the network sees.
 
-Pure functions of bytes. Nothing is decoded at reduced size (JPEG `draft`), because duplicates are found by
-the hash of the full picture, which has to be decoded anyway.
+Pure functions of bytes. Nothing is decoded at reduced size (JPEG `draft`): its pixels are others than those of a
+full picture that is resized, which every other format gives.
 """
 
 from __future__ import annotations
@@ -37,7 +37,12 @@ def algorithm() -> str:
 
 
 def decode_grey(data: bytes) -> NDArray[np.uint8]:
-    """The picture in `data` as (H, W) uint8 grey values; the first frame where there are several.
+    """`grey_picture` as (H, W) uint8."""
+    return np.array(grey_picture(data))
+
+
+def grey_picture(data: bytes) -> Image.Image:
+    """The picture in `data` in 8-bit grey (mode L); the first frame where there are several.
 
     Colour becomes ITU-R 601 luma, so a grey picture stored as RGB gives its grey values exactly. Transparency
     is laid over black, the background of a B-scan. 16-bit values are scaled by the full range (65535 becomes
@@ -62,9 +67,9 @@ def decode_grey(data: bytes) -> NDArray[np.uint8]:
         raise BadImageError(" ".join(str(error).split()) or type(error).__name__) from error
 
 
-def _to_grey(image: Image.Image) -> NDArray[np.uint8]:
+def _to_grey(image: Image.Image) -> Image.Image:
     if image.mode == "I" or image.mode.startswith("I;16"):
-        return _from_16_bit(np.asarray(image))
+        return Image.fromarray(_from_16_bit(np.asarray(image)))
     if image.mode == "F":
         raise BadImageError("floating-point pixels; convert to 8 or 16 bits")
     if image.has_transparency_data:
@@ -72,7 +77,8 @@ def _to_grey(image: Image.Image) -> NDArray[np.uint8]:
         image = Image.alpha_composite(Image.new("RGBA", image.size, (0, 0, 0, 255)), colour).convert("RGB")
     elif image.mode not in ("1", "L", "RGB"):
         image = image.convert("RGB")
-    return np.array(image.convert("L"))
+    # The end of the file's context closes the file alone; pixels that have been loaded stay.
+    return image if image.mode == "L" else image.convert("L")
 
 
 def _from_16_bit(values: NDArray[np.generic]) -> NDArray[np.uint8]:
@@ -87,16 +93,17 @@ def _from_16_bit(values: NDArray[np.generic]) -> NDArray[np.uint8]:
     return scaled.astype(np.uint8)
 
 
-def resize(image: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
-    """(H, W) to (size, size) uint8, bilinear with antialiasing; the aspect ratio is not kept."""
-    if image.shape == (size, size):
-        return image
-    picture = Image.fromarray(np.ascontiguousarray(image))
-    return np.array(picture.resize((size, size), Image.Resampling.BILINEAR))
+def resize(image: NDArray[np.uint8] | Image.Image, size: int) -> NDArray[np.uint8]:
+    """(H, W) or a grey picture to (size, size) uint8, bilinear with antialiasing; the aspect ratio is not kept."""
+    if isinstance(image, np.ndarray):
+        if image.shape == (size, size):
+            return image
+        image = Image.fromarray(np.ascontiguousarray(image))
+    return np.array(image.resize((size, size), Image.Resampling.BILINEAR))
 
 
-def pixel_hash(image: NDArray[np.uint8]) -> bytes:
-    """32 bytes that are equal exactly when two (H, W) grey images have the same shape and pixels."""
-    digest = hashlib.sha256(np.array(image.shape, dtype="<i8").tobytes())
+def pixel_hash(image: NDArray[np.uint8], *more: int) -> bytes:
+    """32 bytes, equal exactly where two (H, W) grey images have the same shape and pixels, and `more` is the same."""
+    digest = hashlib.sha256(np.array([*image.shape, *more], dtype="<i8").tobytes())
     digest.update(np.ascontiguousarray(image).data)
     return digest.digest()

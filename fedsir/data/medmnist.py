@@ -21,8 +21,9 @@ from fedsir.data.cache import SPLITS, Entry, EntryWriter, Split, cache_root, loa
 from fedsir.data.catalogue import check_classes
 from fedsir.data.dataset import Dataset, ImageSet
 from fedsir.data.digest import dataset_digest
+from fedsir.data.duplicates import find_duplicates
 from fedsir.data.messages import count
-from fedsir.data.prepare import find_duplicates, in_threads
+from fedsir.data.prepare import in_threads
 from fedsir.data.progress import Progress, silent
 from fedsir.errors import BadInput, first_line
 from fedsir.files import open_regular, user_path
@@ -162,7 +163,7 @@ def _entry(path: Path, config: MedMnistData, counts: dict[str, int], progress: P
     with (
         open_regular(path) as file,
         zipfile.ZipFile(file) as archive,
-        EntryWriter(root, key, size) as writer,
+        EntryWriter(root, size) as writer,
     ):
         for part, split in PARTS.items():
             with archive.open(f"{part}_images.npy") as member:
@@ -173,7 +174,7 @@ def _entry(path: Path, config: MedMnistData, counts: dict[str, int], progress: P
                     writer.append(split, np.stack(resized))
                     done += len(chunk)
                     progress(done, counts[part], f"resizing {part} images")
-        return writer.commit(np.frombuffer(b"".join(hashes), dtype=np.uint8).reshape(-1, 32), {})
+        return writer.commit(key, np.frombuffer(b"".join(hashes), dtype=np.uint8).reshape(-1, 32), {})
 
 
 def _stream(member: IO[bytes], name: str, expected: int) -> Iterator[NDArray[np.uint8]]:

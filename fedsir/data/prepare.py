@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from stat import S_ISREG
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -16,10 +19,11 @@ from numpy.typing import NDArray
 
 from fedsir.config.data import FileSource
 from fedsir.data import decode
-from fedsir.data.cache import SPLITS, Entry, EntryWriter, Split, cache_root, load_entry
+from fedsir.data.cache import SPLITS, Entry, EntryWriter, Split, cache_root, has_entries, load_entry
 from fedsir.data.catalogue import Catalogue, check_classes
 from fedsir.data.dataset import Dataset, ImageSet
 from fedsir.data.digest import dataset_digest
+from fedsir.data.duplicates import Alike, describe_duplicates, find_duplicates, storage_order
 from fedsir.data.messages import count, inline, listing
 from fedsir.data.progress import Progress
 from fedsir.errors import BadInput
@@ -28,11 +32,14 @@ from fedsir.files import read_regular
 T = TypeVar("T")
 R = TypeVar("R")
 
-# Images per hand-out to the threads: long enough to keep them busy, short enough to stop soon on Ctrl-C.
-_CHUNK = 256
-
 # Images that a thread takes at a time: handing one over costs a tenth of reading it.
 _TOGETHER = 8
+
+# Such parts that are handed out beforehand: enough to keep all threads busy, few enough to stop soon on Ctrl-C.
+_AHEAD = 32
+
+# Images between two words on progress.
+_PROGRESS = 256
 
 # As many bytes as the largest picture that is decoded takes without compression.
 MAX_FILE_BYTES = 4 * decode.MAX_PIXELS + 1_000_000
@@ -74,71 +81,50 @@ def prepare(catalogue: Catalogue, config: FileSource, name: str, notes: Sequence
     )
 
 
-def find_duplicates(hashes: NDArray[np.uint8], is_test: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """(N,) int64: the index of the equal image that is kept instead of this one, or -1.
-
-    hashes: (N, 32) uint8 pixel hashes; rows of zeros (files that could not be read) equal nothing. Test
-    images come before train images, so of a pair across the splits the train copy goes.
-    """
-    first: dict[bytes, int] = {}
-    duplicate_of = np.full(len(hashes), -1, dtype=np.int64)
-    for index in _storage_order(is_test):
-        value = hashes[index].tobytes()
-        if any(value):
-            kept = first.setdefault(value, int(index))
-            if kept != index:
-                duplicate_of[index] = kept
-    return duplicate_of
-
-
-def describe_duplicates(catalogue: Catalogue, duplicate_of: NDArray[np.int64]) -> list[str]:
-    """Notes on dropped duplicates: how many, where, and how many contradict the image that was kept."""
-    dropped = np.flatnonzero(duplicate_of >= 0)
-    if not len(dropped):
-        return []
-    kept = duplicate_of[dropped]
-    of_train, kept_test = ~catalogue.is_test[dropped], catalogue.is_test[kept]
-    note = (
-        f"{count(len(dropped), 'image')} dropped because another image has the same pixels: "
-        f"{int(np.sum(of_train & ~kept_test))} within train, {int(np.sum(~of_train))} within test, "
-        f"{int(np.sum(of_train & kept_test))} from train that are also in test"
-    )
-    other_patient = int(np.sum(catalogue.patients[dropped] != catalogue.patients[kept]))
-    other_label = int(np.sum(catalogue.labels[dropped] != catalogue.labels[kept]))
-    return [f"{note}; {other_patient} under another patient, {other_label} with another label"]
-
-
 def in_threads(function: Callable[[T], R], items: Sequence[T], progress: Progress, what: str) -> Iterator[R]:
     """`map` in order over one thread per core; hashing, decoding and resizing all release the interpreter."""
 
     def several(part: Sequence[T]) -> list[R]:
         return [function(item) for item in part]
 
+    done = 0
+    handed_out: deque[Future[list[R]]] = deque()
     with ThreadPoolExecutor(preparing_threads()) as pool:
-        for start in range(0, len(items), _CHUNK):
-            chunk = items[start : start + _CHUNK]
-            for done in pool.map(several, [chunk[i : i + _TOGETHER] for i in range(0, len(chunk), _TOGETHER)]):
-                yield from done
-            progress(min(start + _CHUNK, len(items)), len(items), what)
+        parts = (items[start : start + _TOGETHER] for start in range(0, len(items), _TOGETHER))
+        handed_out.extend(pool.submit(several, part) for part in islice(parts, _AHEAD))
+        while handed_out:
+            results = handed_out.popleft().result()
+            handed_out.extend(pool.submit(several, part) for part in islice(parts, 1))
+            yield from results
+            before, done = done, done + len(results)
+            if done == len(items) or done // _PROGRESS > before // _PROGRESS:
+                progress(done, len(items), what)
 
 
 @dataclass(frozen=True)
-class _Picture:
-    """A decoded file: its resized pixels and the hash of the full ones, or why there are none."""
+class _File:
+    """What one reading of a file gives.
 
-    pixels: NDArray[np.uint8] | None = None
-    hash: bytes = bytes(32)
-    reason: str = ""
+    sha: sha256 (hex) of its bytes, "" where it cannot be read. picture: its resized pixels, and the hash of
+    those together with the shape of the full picture, or None where there are none, and then why: `reason`.
+    """
+
+    sha: str
+    picture: tuple[NDArray[np.uint8], bytes] | None
+    reason: str
 
 
 def _entry(catalogue: Catalogue, config: FileSource, progress: Progress) -> Entry:
-    root, is_test = cache_root(config.cache_dir), catalogue.is_test
-    files = list(in_threads(_file_sha256, catalogue.paths, progress, "reading files"))
-    key = _key(files, is_test, config.image_size)
-    entry = load_entry(root, key)
-    if entry is not None and entry.fits(config.image_size, len(files)) and entry.counts == _stored(entry, is_test):
-        return entry
-    return _decode(catalogue, files, root, key, config.image_size, progress)
+    root, is_test, size = cache_root(config.cache_dir), catalogue.is_test, config.image_size
+    lengths = [_length(path) for path in catalogue.paths]
+    outline = _outline(lengths, is_test, size)
+    # Where no entry is about files of these lengths, none is about these files: each is read once then.
+    if has_entries(root, _start(outline)):
+        shas = list(in_threads(_sha256, catalogue.paths, progress, "reading files"))
+        entry = load_entry(root, _key(outline, shas))
+        if entry is not None and entry.fits(size, len(shas)) and entry.counts == _stored(entry, is_test):
+            return entry
+    return _decode(catalogue, lengths, outline, root, size, progress)
 
 
 def _stored(entry: Entry, is_test: NDArray[np.bool_]) -> dict[Split, int]:
@@ -148,81 +134,112 @@ def _stored(entry: Entry, is_test: NDArray[np.bool_]) -> dict[Split, int]:
     return {split: int(np.sum(stored & (is_test == (split == "test")))) for split in SPLITS}
 
 
-def _key(files: Sequence[tuple[str, str]], is_test: NDArray[np.bool_], size: int) -> str:
-    key = hashlib.sha256(f"files/{decode.algorithm()}/{size}".encode())
-    for (sha, _), test in zip(files, is_test, strict=True):
-        key.update(f"\n{'test' if test else 'train'} {sha or 'unreadable'}".encode())
-    return key.hexdigest()
+def _outline(lengths: Sequence[int], is_test: NDArray[np.bool_], size: int) -> str:
+    """What is known of an entry before any file is read: files, their lengths, splits and how they are decoded."""
+    outline = hashlib.sha256(f"files/{decode.algorithm()}/{size}".encode())
+    outline.update(np.array(lengths, dtype="<i8").tobytes() + is_test.tobytes())
+    return outline.hexdigest()
+
+
+def _start(outline: str) -> str:
+    return f"{outline[:16]}-"
+
+
+def _key(outline: str, shas: Sequence[str]) -> str:
+    return _start(outline) + hashlib.sha256("\n".join([outline, *shas]).encode()).hexdigest()
 
 
 def _decode(
-    catalogue: Catalogue,
-    files: Sequence[tuple[str, str]],
-    root: Path,
-    key: str,
-    size: int,
-    progress: Progress,
+    catalogue: Catalogue, lengths: Sequence[int], outline: str, root: Path, size: int, progress: Progress
 ) -> Entry:
-    order = _storage_order(catalogue.is_test)
+    order = storage_order(catalogue.is_test)
+    shas = [""] * len(catalogue)
     hashes = np.zeros((len(catalogue), 32), dtype=np.uint8)
     bad: dict[int, str] = {}
-    seen: set[bytes] = set()
+    alike = Alike(shas, lambda index: _full_hash(catalogue.paths[index], shas[index]))
 
-    def picture(index: int) -> _Picture:
-        sha, reason = files[index]
-        return _picture(catalogue.paths[index], sha, size) if sha else _Picture(reason=reason)
+    def read(index: int) -> _File:
+        return _read_picture(catalogue.paths[index], lengths[index], size)
 
-    with EntryWriter(root, key, size) as writer, warnings.catch_warnings():
+    with EntryWriter(root, size) as writer, warnings.catch_warnings():
         # Remarks on odd metadata and on size; what matters of them becomes a `BadImageError`.
         warnings.filterwarnings("ignore", module="PIL")
-        decoded = in_threads(picture, order.tolist(), progress, "decoding images")
-        for index, found in zip(order, decoded, strict=True):
-            if found.pixels is None:
-                bad[int(index)] = found.reason
+        for index, file in zip(
+            order.tolist(), in_threads(read, order.tolist(), progress, "decoding images"), strict=True
+        ):
+            shas[index] = file.sha
+            if file.picture is None:
+                bad[index] = file.reason
                 continue
-            hashes[index] = np.frombuffer(found.hash, dtype=np.uint8)
-            if found.hash not in seen:
-                seen.add(found.hash)
-                split: Split = "test" if catalogue.is_test[index] else "train"
-                writer.append(split, found.pixels)
-        return writer.commit(hashes, bad)
+            pixels, resized_hash = file.picture
+            found, is_new = alike.hash_of(index, resized_hash)
+            hashes[index] = np.frombuffer(found, dtype=np.uint8)
+            if is_new:
+                writer.append("test" if catalogue.is_test[index] else "train", pixels)
+        return writer.commit(_key(outline, shas), hashes, bad)
 
 
-def _picture(path: Path, sha: str, size: int) -> _Picture:
+def _full_hash(path: Path, sha: str) -> bytes:
+    """The hash of a picture that has been decoded before: equal exactly where all pixels are."""
     data = _read(path)
     if isinstance(data, str) or hashlib.sha256(data).hexdigest() != sha:
-        raise BadInput(f"{path} changed while it was being read.\nRun again once nothing writes to its folder.")
+        raise _changed(path)
+    return decode.pixel_hash(_pixels(path, decode.decode_grey, data))
+
+
+def _read_picture(path: Path, length: int, size: int) -> _File:
+    data = _read(path)
+    if isinstance(data, str):
+        return _File("", None, data)
+    if len(data) != length:
+        raise _changed(path)
+    sha = hashlib.sha256(data).hexdigest()
     try:
-        full = decode.decode_grey(data)
+        full = _pixels(path, decode.grey_picture, data)
+        pixels = decode.resize(full, size)
     except decode.BadImageError as error:
-        return _Picture(reason=str(error))
+        return _File(sha, None, str(error))
+    return _File(sha, (pixels, decode.pixel_hash(pixels, *full.size)), "")
+
+
+def _pixels(path: Path, decoder: Callable[[bytes], R], data: bytes) -> R:
+    try:
+        return decoder(data)
     except MemoryError as error:
         # Not one more bad file: which files are left out must not depend on the machine.
         raise BadInput(
             f"{path}: there is not enough memory to decode this picture.\n"
             "Make it smaller, or run where more memory is free."
         ) from error
-    return _Picture(pixels=decode.resize(full, size), hash=decode.pixel_hash(full))
 
 
-def _file_sha256(path: Path) -> tuple[str, str]:
-    """The sha256 of a file and "", or "" and why it cannot be read."""
+def _changed(path: Path) -> BadInput:
+    return BadInput(f"{path} changed while it was being read.\nRun again once nothing writes to its folder.")
+
+
+def _sha256(path: Path) -> str:
+    """sha256 (hex) of a file, "" where it cannot be read."""
     data = _read(path)
-    return ("", data) if isinstance(data, str) else (hashlib.sha256(data).hexdigest(), "")
+    return "" if isinstance(data, str) else hashlib.sha256(data).hexdigest()
+
+
+def _length(path: Path) -> int:
+    """Bytes of a file, -1 where there is none that could be read."""
+    try:
+        status = path.stat()
+    except OSError:
+        return -1
+    return status.st_size if S_ISREG(status.st_mode) else -1
 
 
 def _read(path: Path) -> bytes | str:
+    """All bytes of a file, or why it cannot be read."""
     try:
         return read_regular(path, MAX_FILE_BYTES)
     except FileNotFoundError:
         return "no such file"
     except OSError as error:
         return (error.strerror or str(error)).lower()
-
-
-def _storage_order(is_test: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Test before train, each in the order of the source."""
-    return np.argsort(~is_test, kind="stable").astype(np.int64)
 
 
 def _image_set(catalogue: Catalogue, images: NDArray[np.uint8], chosen: NDArray[np.int64]) -> ImageSet:

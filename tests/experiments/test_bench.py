@@ -15,11 +15,12 @@ from experiments.bench import memory as bench_memory
 from experiments.bench.cases import settings
 from experiments.bench.floor import Floor, Plan
 from experiments.bench.growth import Growth
+from experiments.bench.imports import Imports, by_package
 from experiments.bench.memory import Memory, growth_of_memory
 from experiments.bench.plan import count_steps, floor_plan
 from experiments.bench.preparation import preparation, write_pictures
 from experiments.bench.processes import Peaks, family, processor_seconds, resident_mb
-from experiments.bench.tables import growth_table, memory_table
+from experiments.bench.tables import LISTED_PACKAGES, growth_table, imports_table, memory_table
 from experiments.config import RunFile
 from fedsir.clients.executor import InProcessExecutor
 from fedsir.condition import Condition
@@ -159,6 +160,26 @@ def test_preparation_counts_images_per_second() -> None:
     assert found.share == pytest.approx(found.prepared / found.pillow)
 
 
+def test_imports_are_summed_by_package_dearest_first() -> None:
+    lines = [
+        "import time: self [us] | cumulative | imported package",
+        "import time:       200 |        200 |   torch._C",
+        "round 1/1",
+        "import time:    500000 |     500200 | torch",
+        "import time:    700000 |     700000 | ray\n",
+    ]
+    assert list(by_package(lines).items()) == [("ray", (1, 0.7)), ("torch", (2, pytest.approx(0.5002)))]
+
+
+def test_the_table_of_imports_counts_what_it_does_not_list() -> None:
+    many = {f"package{number}": (2, 0.25) for number in range(LISTED_PACKAGES + 3)}
+    columns = imports_table(Imports(program=many, actor={"package0": (1, 1.0)})).columns
+    rows = list(zip(*(column.cells for column in columns), strict=True))
+    assert rows[0] == ("package0", "2", "0.25", "1", "1.00")
+    assert rows[-2] == ("3 others", "6", "0.75", "0", "0.00")
+    assert rows[-1] == ("all together", str(2 * len(many)), "4.75", "1", "1.00")
+
+
 def test_unknown_parts_and_folders_are_refused(fedsir: Any) -> None:
     ended = fedsir.call("bench", "speed")
     assert (ended.code, "startup" in ended.err) == (2, True)
@@ -180,7 +201,7 @@ def test_the_command_writes_figures_and_tables(fedsir: Any) -> None:
 @pytest.mark.slow
 def test_all_other_parts_at_tiny_sizes(fedsir: Any, tmp_path: Path) -> None:
     """In a process of its own, since it starts Ray."""
-    words = ("bench", "ratio", "breakdown", "growth", "memory", "startup", "--quick", "--json", "bench.json")
+    words = ("bench", "ratio", "breakdown", "growth", "memory", "startup", "imports", "--quick", "--json", "bench.json")
     process = fedsir.start(tmp_path, *words)
     _, errors = process.communicate(timeout=1800)
     assert process.returncode == 0, errors
@@ -198,6 +219,10 @@ def test_all_other_parts_at_tiny_sizes(fedsir: Any, tmp_path: Path) -> None:
     assert few["clients"] < many["clients"]
     assert {"program", "actor 0", "actor 1"} <= set(few["parts_mb"])
     assert few["total_mb"] > 0
+    for process in ("program", "actor"):
+        assert parts["imports"][process]["torch"]["modules"] > 100
+        assert parts["imports"][process]["fedsir"]["modules"] > 10
+    assert "mlflow" not in parts["imports"]["actor"]
     assert parts["startup"]["first_round"] > parts["startup"]["first_step"] > 0
 
 

@@ -283,10 +283,10 @@ def _picture() -> Target:
 
 def _cache_entry() -> Target:
     """A damaged entry is no entry; what it claims to hold is not believed."""
-    with tempfile.TemporaryDirectory() as folder, EntryWriter(Path(folder), "k", 16) as writer:
+    with tempfile.TemporaryDirectory() as folder, EntryWriter(Path(folder), 16) as writer:
         writer.append("train", np.zeros((3, 16, 16), np.uint8))
         writer.append("test", np.zeros((2, 16, 16), np.uint8))
-        writer.commit(np.ones((5, 32), np.uint8), {4: "empty file"})
+        writer.commit("k", np.ones((5, 32), np.uint8), {4: "empty file"})
         sound = {path.name: path.read_bytes() for path in (Path(folder) / "images" / "k").iterdir()}
     metadata = VALUES.map(lambda v: json.dumps(v, default=str).encode("utf-8", "ignore"))
     inputs = st.sampled_from(sorted(sound)).flatmap(lambda name: st.tuples(st.just(name), changed(sound[name])))

@@ -179,7 +179,7 @@ def test_images_beyond_memory_are_bad_input(monkeypatch: pytest.MonkeyPatch, tmp
     def out_of_memory(_: bytes) -> Any:
         raise MemoryError
 
-    monkeypatch.setattr(decode, "decode_grey", out_of_memory)
+    monkeypatch.setattr(decode, "grey_picture", out_of_memory)
     with pytest.raises(BadInput, match=r"\.png: there is not enough memory"):
         load_dataset(cohort(tmp_path, on_bad_image="skip"))
 
@@ -442,10 +442,10 @@ def test_structure_of_a_checkpoint_that_is_whole_but_hostile(tmp_path: Path, str
 
 
 def entry(folder: Path, rows: int = 3, size: int = 16) -> Path:
-    with EntryWriter(folder, "k", size) as writer:
+    with EntryWriter(folder, size) as writer:
         for split in ("train", "test"):
             writer.append(split, np.zeros((rows, size, size), np.uint8))  # type: ignore[arg-type]
-        writer.commit(np.ones((2 * rows, 32), np.uint8), {})
+        writer.commit("k", np.ones((2 * rows, 32), np.uint8), {})
     return folder / "images" / "k"
 
 

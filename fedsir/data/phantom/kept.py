@@ -39,10 +39,10 @@ def kept_or_drawn(config: PhantomData, draw: Callable[[], Images]) -> Images:
         return entry.images
     drawn = draw()
     # On failure: a full or read-only disk. The drawn images serve as well.
-    with contextlib.suppress(BadInput), EntryWriter(root, key, config.image_size) as writer:
+    with contextlib.suppress(BadInput), EntryWriter(root, config.image_size) as writer:
         for split in SPLITS:
             writer.append(split, drawn[split])
-        writer.commit(np.zeros((0, 32), dtype=np.uint8), {})
+        writer.commit(key, np.zeros((0, 32), dtype=np.uint8), {})
     return drawn
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedsir.data.cache import Entry, EntryWriter, cache_root, load_entry
+from fedsir.data.cache import Entry, EntryWriter, cache_root, has_entries, load_entry
 from fedsir.data.digest import pixels_sha256
 from fedsir.errors import BadInput
 
@@ -16,11 +16,11 @@ KEY = "0" * 64
 
 
 def write(root: Path, rows: int = 1200, value: int = 7) -> Entry:
-    with EntryWriter(root, KEY, 16) as writer:
+    with EntryWriter(root, 16) as writer:
         for start in range(0, rows, 100):
             writer.append("train", np.full((min(100, rows - start), 16, 16), value, dtype=np.uint8))
         writer.append("test", np.full((16, 16), 9, dtype=np.uint8))
-        return writer.commit(np.arange(64, dtype=np.uint8).reshape(2, 32), {5: "empty file", 3: "no such file"})
+        return writer.commit(KEY, np.arange(64, dtype=np.uint8).reshape(2, 32), {5: "empty file", 3: "no such file"})
 
 
 def test_an_entry_is_read_as_it_was_written(cache: Path) -> None:
@@ -36,6 +36,13 @@ def test_an_entry_is_read_as_it_was_written(cache: Path) -> None:
     np.testing.assert_array_equal(entry.hashes[0], np.arange(32))
 
 
+def test_entries_are_found_by_how_their_key_begins(cache: Path) -> None:
+    assert not has_entries(cache, KEY[:16])
+    write(cache)
+    assert has_entries(cache, KEY[:16])
+    assert not has_entries(cache, "1" + KEY[:15])
+
+
 def test_arrays_are_mapped_read_only(cache: Path) -> None:
     images = write(cache).images["train"]
     assert isinstance(images, np.memmap)
@@ -44,15 +51,15 @@ def test_arrays_are_mapped_read_only(cache: Path) -> None:
 
 
 def test_without_commit_nothing_stays(cache: Path) -> None:
-    with EntryWriter(cache, KEY, 16) as writer:
+    with EntryWriter(cache, 16) as writer:
         writer.append("train", np.zeros((16, 16), dtype=np.uint8))
         assert len(list((cache / "images").iterdir())) == 1
     assert list((cache / "images").iterdir()) == []
 
 
 def test_a_split_without_images_is_allowed(cache: Path) -> None:
-    with EntryWriter(cache, KEY, 16) as writer:
-        entry = writer.commit(np.zeros((0, 32), dtype=np.uint8), {})
+    with EntryWriter(cache, 16) as writer:
+        entry = writer.commit(KEY, np.zeros((0, 32), dtype=np.uint8), {})
     assert entry.images["train"].shape == (0, 16, 16)
 
 
@@ -102,12 +109,12 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     occupied = tmp_path / "file"
     occupied.write_text("")
     with pytest.raises(BadInput, match=r"file.*cannot be written.*\n.*cache_dir or FEDSIR_CACHE"):
-        EntryWriter(occupied, KEY, 16)
+        EntryWriter(occupied, 16)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_is_an_error(cache: Path) -> None:
-    with EntryWriter(cache, KEY, 16) as writer:
+    with EntryWriter(cache, 16) as writer:
         writer._blocks["train"].file.close()
         writer._blocks["train"].file = Path("/dev/full").open("w+b", buffering=0)  # noqa: SIM115
         with pytest.raises(BadInput, match="No space left"):
@@ -136,11 +143,13 @@ def test_cache_root_prefers_configuration_then_environment(tmp_path: Path, monke
 @pytest.mark.parametrize("part", ["hashes", "bad", "size"])
 def test_an_entry_of_other_files_is_not_taken_for_what_another_process_has_written(cache: Path, part: str) -> None:
     size = 20 if part == "size" else 16
-    with EntryWriter(cache, KEY, size) as writer:
+    with EntryWriter(cache, size) as writer:
         writer.append("train", np.full((1, size, size), 1, dtype=np.uint8))
-        writer.commit(np.full((2, 32), part != "hashes", dtype=np.uint8), {0 if part == "bad" else 1: "empty file"})
-    with EntryWriter(cache, KEY, 16) as writer:
+        writer.commit(
+            KEY, np.full((2, 32), part != "hashes", dtype=np.uint8), {0 if part == "bad" else 1: "empty file"}
+        )
+    with EntryWriter(cache, 16) as writer:
         writer.append("train", np.full((1, 16, 16), 2, dtype=np.uint8))
-        entry = writer.commit(np.ones((2, 32), dtype=np.uint8), {1: "empty file"})
+        entry = writer.commit(KEY, np.ones((2, 32), dtype=np.uint8), {1: "empty file"})
     assert (entry.images["train"] == 2).all()
     assert entry.images["train"].shape == (1, 16, 16)

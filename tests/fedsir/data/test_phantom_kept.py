@@ -74,10 +74,10 @@ def test_an_entry_about_other_images_is_drawn_anew(cache: Path, train: int, test
     """Whoever shares the cache may have put it there: whole, but of other numbers or sizes."""
     sound = load_phantom(CONFIG)
     (place,) = entries(cache)
-    with EntryWriter(cache / "other", "k", size) as writer:
+    with EntryWriter(cache / "other", size) as writer:
         writer.append("train", np.zeros((train, size, size), np.uint8))
         writer.append("test", np.zeros((test, size, size), np.uint8))
-        writer.commit(np.zeros((0, 32), np.uint8), {})
+        writer.commit("k", np.zeros((0, 32), np.uint8), {})
     for path in (cache / "other" / "images" / "k").iterdir():
         path.replace(place / path.name)
     assert load_phantom(CONFIG).digest == sound.digest

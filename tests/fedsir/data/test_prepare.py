@@ -12,7 +12,6 @@ from PIL import Image
 from fedsir.config.data import KermanyData
 from fedsir.data import prepare as module
 from fedsir.data.kermany import load_kermany
-from fedsir.data.prepare import find_duplicates
 from fedsir.errors import BadInput
 
 
@@ -40,7 +39,7 @@ def test_the_second_load_decodes_nothing(kermany: Path, cache: Path, monkeypatch
     def fail(_: bytes) -> None:
         raise AssertionError("decoded again")
 
-    monkeypatch.setattr(module.decode, "decode_grey", fail)
+    monkeypatch.setattr(module.decode, "grey_picture", fail)
     second = load_kermany(config(kermany, cache))
     assert second.digest == first.digest
     np.testing.assert_array_equal(second.train.images, first.train.images)
@@ -124,8 +123,9 @@ def test_a_decompression_bomb_is_one_more_bad_file(kermany: Path, cache: Path) -
 
 def test_progress_ends_at_the_total_of_each_step(kermany: Path, cache: Path) -> None:
     calls: list[tuple[int, int, str]] = []
-    load_kermany(config(kermany, cache), lambda done, total, what: calls.append((done, total, what)))
-    assert calls == [(20, 20, "reading files"), (20, 20, "decoding images")]
+    for _ in range(2):  # the second time from the cache
+        load_kermany(config(kermany, cache), lambda done, total, what: calls.append((done, total, what)))
+    assert calls == [(20, 20, "decoding images"), (20, 20, "reading files")]
 
 
 def test_a_cache_that_cannot_be_written_is_the_users_to_mend(kermany: Path, tmp_path: Path) -> None:
@@ -137,10 +137,76 @@ def test_a_cache_that_cannot_be_written_is_the_users_to_mend(kermany: Path, tmp_
 def test_a_file_that_changes_while_it_is_read_is_not_cached(
     kermany: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_file_sha256", lambda _: ("0" * 64, ""))
+    monkeypatch.setattr(module, "_length", lambda _: 7)
     with pytest.raises(BadInput, match="changed while it was being read"):
         load_kermany(config(kermany, cache))
     assert entries(cache) == 0
+
+
+def test_a_file_that_changes_before_it_is_compared_in_full_is_not_cached(
+    kermany: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    picture, path = Image.fromarray(np.full((20, 30), 90, dtype=np.uint8)), kermany / "train/CNV/CNV-800-1.png"
+    picture.save(path)
+    picture.save(kermany / "train/CNV/CNV-800-2.png", compress_level=0)
+
+    def replaced(place: Path, limit: int) -> bytes:
+        data = read(place, limit)
+        if place == path:
+            path.write_bytes((kermany / "train/CNV/CNV-100-1.jpeg").read_bytes())
+        return data
+
+    read = module.read_regular
+    monkeypatch.setattr(module, "read_regular", replaced)
+    with pytest.raises(BadInput, match=r"CNV-800-1.png changed while it was being read"):
+        load_kermany(config(kermany, cache))
+    assert entries(cache) == 0
+
+
+def test_files_are_read_once_where_the_cache_has_none_of_their_lengths(
+    kermany: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[Path] = []
+
+    def counted(path: Path, limit: int) -> bytes:
+        reads.append(path)
+        return read(path, limit)
+
+    read = module.read_regular
+    monkeypatch.setattr(module, "read_regular", counted)
+    for times in (1, 2):
+        load_kermany(config(kermany, cache))
+        assert sorted(reads) == sorted(list(kermany.rglob("*.jpeg")) * times)
+
+
+def test_files_of_the_same_lengths_are_told_apart_by_their_bytes(kermany: Path, cache: Path) -> None:
+    path = kermany / "train/CNV/CNV-800-1.png"
+    found = []
+    for value in (90, 91):
+        Image.new("L", (30, 20), value).save(path, compress_level=0)
+        images = load_kermany(config(kermany, cache)).train
+        found.append(images.images[images.names.index("train/CNV/CNV-800-1.png")].mean())
+    assert found == [90, 91]
+    assert entries(cache) == 2
+
+
+def test_pictures_that_differ_in_one_pixel_are_two_and_equal_ones_in_other_files_one(
+    kermany: Path, cache: Path
+) -> None:
+    picture = np.full((200, 300), 90, dtype=np.uint8)
+    other = picture.copy()
+    other[100, 150] = 91  # vanishes when resized
+    folder = kermany / "train/CNV"
+    for number, (pixels, level) in enumerate(
+        [(picture, 9), (other, 9), (picture, 0), (other, 0), (picture.T, 9), (other, 9)]
+    ):
+        Image.fromarray(pixels).save(folder / f"CNV-800-{number}.png", compress_level=level)
+    for _ in range(2):  # the second time from the cache
+        images = load_kermany(config(kermany, cache)).train
+        kept = [name for name in images.names if "CNV-800" in name]
+        assert kept == [f"train/CNV/CNV-800-{number}.png" for number in (0, 1, 4)]
+        rows = images.images[[images.names.index(name) for name in kept]]
+        assert (rows == 90).all()
 
 
 def _load(root: Path, cache: Path, barrier: multiprocessing.synchronize.Barrier, results: object) -> None:
@@ -160,10 +226,3 @@ def test_two_processes_prepare_the_same_cache(kermany: Path, cache: Path) -> Non
         worker.join(60)
     assert found[0] == found[1]
     assert entries(cache) == 1
-
-
-def test_find_duplicates_prefers_test_and_then_the_first() -> None:
-    values = [1, 2, 1, 3, 2, 0, 0, 3]  # 0: could not be read
-    hashes = np.repeat(np.array(values, dtype=np.uint8)[:, None], 32, axis=1)
-    is_test = np.array([False, False, False, False, True, False, True, True])
-    assert find_duplicates(hashes, is_test).tolist() == [-1, 4, 0, 7, -1, -1, -1, -1]
