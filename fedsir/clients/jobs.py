@@ -108,7 +108,7 @@ def pieces(job: Job, seconds: Sequence[float | None], slots: int, alone: bool) -
     """
     left = sum(s for s in seconds if s is not None)
     least = min(PIECE_SECONDS, left / (PIECES_PER_SLOT * slots)) if alone else PIECE_SECONDS
-    target, given = _target(left, slots, least), 0
+    target, given = _target(left, slots, least, alone), 0
     found: list[Piece] = []
     together: list[int] = []
     spent = 0.0
@@ -123,7 +123,7 @@ def pieces(job: Job, seconds: Sequence[float | None], slots: int, alone: bool) -
             left -= spent
             together, spent, given = [], 0.0, given + 1
             if given % slots == 0:
-                target = _target(left, slots, least)
+                target = _target(left, slots, least, alone)
         together.append(position)
         spent += expected
     if together:
@@ -131,9 +131,11 @@ def pieces(job: Job, seconds: Sequence[float | None], slots: int, alone: bool) -
     return found
 
 
-def _target(left: float, slots: int, least: float) -> float:
+def _target(left: float, slots: int, least: float, alone: bool) -> float:
     """Seconds of each of the next pieces, one per actor, where `left` seconds of work are still to be cut."""
     share = left / slots
     # In the end everything, rather than crumbs of it afterwards.
     part = FIRST_SHARE * share if (1 - FIRST_SHARE) * share >= least / 2 else share
-    return max(least, min(MAX_PIECE_SECONDS, part))
+    target = max(least, min(MAX_PIECE_SECONDS, part))
+    # While one actor does more than its share of what is left, the others have nothing to do.
+    return min(target, share) if alone else target

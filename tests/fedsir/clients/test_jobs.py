@@ -78,6 +78,15 @@ def test_a_job_that_is_alone_gives_work_to_all_actors(slots: int) -> None:
     assert len(cut([1] * 30, tiny, slots, alone=False)) == 1
 
 
+def test_a_job_that_is_alone_leaves_actors_equal_shares_in_the_end() -> None:
+    # Most of it first; what is left is too short for the least piece each.
+    seconds = PIECE_SECONDS / 10
+    sizes = [len(piece) for piece in cut([1] * 60, seconds, slots=2, alone=True)]
+    assert sizes == [24, 24, 6, 6]
+    sizes = [len(piece) for piece in cut([1] * 60, seconds, slots=2, alone=False)]
+    assert sizes == [24, 24, 10, 2]
+
+
 def test_items_of_unknown_length_travel_alone() -> None:
     mixed = job(1, 1, 1)
     found = pieces(mixed, [None, 0.001, 0.001], slots=1, alone=False)
