@@ -70,6 +70,10 @@ def _require_unfinished(store: Store, config: RunFile, stopping: threading.Event
         raise FinishedElsewhere(f"{config.name} ({config.method.label}, seed {config.seed}) is finished")
 
 
+def _store_key(config: RunFile) -> tuple[str, str]:
+    return config.tracking.uri, config.tracking.experiment
+
+
 class Session:
     """Runs run files; threads may run several at once. Close it to stop the actors.
 
@@ -105,6 +109,7 @@ class Session:
         Raises BadInput.
         """
         self._check_quickly(config)
+        self.store(config)
         with self._condition(config) as (condition, _):
             return condition
 
@@ -124,11 +129,13 @@ class Session:
         process is at it), RunFailed afterwards (StoreUnreachable where the checkpoint keeps what the store lacks);
         with `unless_finished` FinishedElsewhere where the store has its result already.
         """
+        self._check_quickly(config)
+        self._begin(config)
+        store = self.store(config)
+
         from mlflow_tracking.recorder import MlflowRecorder
 
-        self._check_quickly(config)
         with claim_run(config) as claims, _saying_what_is_kept(config, fresh):
-            store = self.store(config)
             if unless_finished:
                 # Looked up under the claim: before it, another process could still finish the run.
                 _require_unfinished(store, config, stopping)
@@ -164,7 +171,6 @@ class Session:
             # First, since networks take longer to look at than folders.
             self._once(f"work_dir {config.work_dir}", partial(check_work_dir, config))
             self.check_machine(config)
-            self.store(config)
 
     def _once(self, key: str, check: Callable[[], None]) -> None:
         """These depend on the machine and on little else, so they are made once per session."""
@@ -179,14 +185,35 @@ class Session:
 
     def store(self, config: RunFile) -> Store:
         """The store that `config` is recorded in, opened once per session. Raises BadInput."""
-        from mlflow_tracking.store import prepare_store
-
-        key = (config.tracking.uri, config.tracking.experiment)
+        key = _store_key(config)
         with self._lock:
             if key not in self._stores:
                 with self._waiting("opening the MLflow store"):
-                    self._stores[key] = prepare_store(config.tracking)
+                    self._open_store(config)
             return self._stores[key]
+
+    def _open_store(self, config: RunFile) -> None:
+        from mlflow_tracking.store import prepare_store
+
+        self._stores[_store_key(config)] = prepare_store(config.tracking)
+
+    def _begin(self, config: RunFile) -> None:
+        """Open the store while the workers start, where neither has been done: both import for seconds."""
+
+        def begun() -> bool:
+            in_process = config.execution.actors == "in-process"
+            return in_process or self._workers is not None or _store_key(config) in self._stores
+
+        if begun():
+            return
+        from mlflow_tracking.store import check_place
+
+        # What is wrong with store or data is said before anything is started. Without the lock, which reading takes.
+        check_place(config.tracking)
+        with self._condition(config), self._lock:
+            if not begun():
+                with self._waiting("starting the workers, opening the MLflow store"):
+                    self._start(config, meanwhile=partial(self._open_store, config))
 
     @contextmanager
     def executor(self, config: RunFile) -> Iterator[tuple[Executor, str]]:
@@ -207,17 +234,23 @@ class Session:
         One pool at a time: actors of another layout would hold memory for nothing. Threads must not ask for
         different layouts at once.
         """
-        key = (config.execution, self._most_clients or config.federation.clients)
         with self._lock:
-            if self._workers is None or self._workers[0] != key:
+            if self._workers is None or self._workers[0] != self._layout(config):
                 self._stop()
                 with self._waiting("starting the workers"):
-                    self._workers = (key, self._start(config, key[1]))
+                    return self._start(config)
             return self._workers[1]
 
-    def _start(self, config: RunFile, clients: int) -> ActorPool | InProcessExecutor:
-        if config.execution.actors == "in-process":
-            return InProcessExecutor()
+    def _layout(self, config: RunFile) -> tuple[ExecutionConfig, int]:
+        """What the workers are made for: execution settings and the largest federation."""
+        return config.execution, self._most_clients or config.federation.clients
+
+    def _start(self, config: RunFile, meanwhile: Callable[[], None] | None = None) -> ActorPool | InProcessExecutor:
+        workers = InProcessExecutor() if config.execution.actors == "in-process" else self._pool(config, meanwhile)
+        self._workers = (self._layout(config), workers)
+        return workers
+
+    def _pool(self, config: RunFile, meanwhile: Callable[[], None] | None) -> ActorPool:
         import ray
 
         from fedsir.clients.memory_probe import Demand
@@ -227,7 +260,7 @@ class Session:
         measured = config.execution.gpus_per_client == "auto"
         demand = Demand.of(config, self.dataset(config)) if measured else None
         self._owns_ray = self._owns_ray or not ray.is_initialized()
-        return ActorPool(config.execution, clients, demand)
+        return ActorPool(*self._layout(config), demand, meanwhile)
 
     def _stop(self) -> None:
         if self._workers is not None:

@@ -84,7 +84,7 @@ def prepare_store(config: TrackingConfig) -> Store:
     recorded there.
     """
     path = sqlite_path(config.uri)
-    with _refusing(config.uri):
+    with _refusing(config.uri), _quiet_mlflow():
         if path is not None:
             with alone_on(path) as artifacts:
                 return _open(config, f"sqlite:///{path}", artifacts)
@@ -106,6 +106,20 @@ def existing_store(config: TrackingConfig) -> Store:
             "Record one with `fedsir run`, or name the store and experiment that runs were recorded in."
         )
     return prepare_store(config)
+
+
+def check_place(config: TrackingConfig) -> None:
+    """Raise BadInput where a look tells that no run could be recorded: at once, without MLflow; creates no store."""
+    path = sqlite_path(config.uri)
+    with _refusing(config.uri):
+        if path is None:
+            _connect(config.uri)
+        elif path.exists():
+            # It may be another process that is at making it.
+            with alone_on(path):
+                pass
+        else:
+            require_creatable(path)
 
 
 def check_store(config: TrackingConfig) -> StoreStatus:
@@ -134,7 +148,7 @@ def prepare_database(uri: str) -> None:
     Raises BadInput with reason and remedy.
     """
     path = sqlite_path(uri)
-    with _refusing(uri):
+    with _refusing(uri), _quiet_mlflow():
         from mlflow.tracking import MlflowClient
 
         with contextlib.nullcontext() if path is None else alone_on(path):
@@ -145,8 +159,7 @@ def prepare_database(uri: str) -> None:
 def _refusing(uri: str) -> Iterator[None]:
     """Whatever goes wrong with the store meanwhile becomes BadInput with reason and remedy."""
     try:
-        with _quiet_mlflow():
-            yield
+        yield
     except StoreProblemError as problem:
         raise BadInput(refusal(uri, problem)) from None
     except Exception as error:  # database drivers, MLflow and the network share no base class
@@ -236,4 +249,4 @@ def _quiet_mlflow() -> Iterator[None]:
             logger.setLevel(logging.WARNING)
 
 
-__all__ = ["Store", "StoreStatus", "check_store", "existing_store", "prepare_database", "prepare_store"]
+__all__ = ["Store", "StoreStatus", "check_place", "check_store", "existing_store", "prepare_database", "prepare_store"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from threading import Event
 from time import monotonic
 from typing import Any
@@ -46,10 +47,17 @@ class Actors:
     stopping: set by another thread where nobody needs a new actor any more, so that none is waited for.
     """
 
-    def __init__(self, config: ExecutionConfig, clients: int, demand: Demand | None) -> None:
+    def __init__(
+        self,
+        config: ExecutionConfig,
+        clients: int,
+        demand: Demand | None,
+        meanwhile: Callable[[], object] | None = None,
+    ) -> None:
         """Start them. Raises BadInput when the cluster lacks the resources.
 
-        demand: what a client takes of a GPU, needed where `gpus_per_client` is `auto`.
+        demand: what a client takes of a GPU, needed where `gpus_per_client` is `auto`. meanwhile: done while they
+        start; what it raises ends them.
         """
         self._config = config
         self.stopping = Event()
@@ -60,7 +68,15 @@ class Actors:
         # Slots whose place is gone with its node: actors of other slots serve them as well.
         self._homeless: set[int] = set()
         self._actors = [self._start(slot) for slot in range(self.slots)]
-        self._await_start()
+        # Asked for before anything else is done, since Ray starts what is waited for.
+        answers = [actor.pid.remote() for actor in self._actors]
+        if meanwhile is not None:
+            try:
+                meanwhile()
+            except BaseException:
+                self.release()
+                raise
+        self._await_start(answers)
 
     def of(self, slot: int) -> Any:
         """The actor that serves a slot."""
@@ -121,8 +137,7 @@ class Actors:
             options |= gpu_options(self._config.deterministic)
         return ray.remote(ClientActor).options(max_restarts=0, **options).remote(memory_cap)
 
-    def _await_start(self) -> None:
-        answers = [actor.pid.remote() for actor in self._actors]
+    def _await_start(self, answers: Sequence[Any]) -> None:
         deadline = monotonic() + self._config.startup_timeout_s
         try:
             for slot, answer in enumerate(answers):

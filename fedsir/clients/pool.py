@@ -68,13 +68,20 @@ class _Late:
 class ActorPool:
     """Ray actors as configured, started once, and the thread that feeds them; its lanes are executors of runs."""
 
-    def __init__(self, config: ExecutionConfig, clients: int, demand: Demand | None = None) -> None:
+    def __init__(
+        self,
+        config: ExecutionConfig,
+        clients: int,
+        demand: Demand | None = None,
+        meanwhile: Callable[[], object] | None = None,
+    ) -> None:
         """Start the actors. Raises BadInput when the cluster lacks the resources.
 
-        demand: what a client takes of a GPU, needed where `gpus_per_client` is `auto`.
+        demand: what a client takes of a GPU, needed where `gpus_per_client` is `auto`. meanwhile: done while they
+        import what they need, which takes seconds; what it raises ends them.
         """
         start_ray(config)
-        self._actors = Actors(config, clients, demand)
+        self._actors = Actors(config, clients, demand, meanwhile)
         self._patience_s = config.startup_timeout_s
         self._per_client = config.actors == "per-client"
         self._numbers = count()

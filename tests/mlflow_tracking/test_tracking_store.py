@@ -11,7 +11,7 @@ import pytest
 
 from fedsir.errors import BadInput
 from mlflow_tracking.config import TrackingConfig
-from mlflow_tracking.store import Store, check_store, prepare_store
+from mlflow_tracking.store import Store, check_place, check_store, prepare_store
 
 PREPARE = """
 import sys
@@ -144,3 +144,16 @@ def test_runs_are_paged(store_file: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("mlflow_tracking.store.PAGE", 2)
     assert len(paged.runs()) == 5
     assert check_store(config_for(store_file, experiment="paged")).runs == 5
+
+
+def test_a_look_finds_places_that_cannot_be_and_makes_nothing(tmp_path: Path, store_file: Path) -> None:
+    (tmp_path / "file").write_text("no database, but some text")
+    with pytest.raises(BadInput, match="not a database"):
+        check_place(config_for(tmp_path / "file"))
+    with pytest.raises(BadInput, match="cannot be created"):
+        check_place(config_for(tmp_path / "file" / "mlflow.db"))
+    with pytest.raises(BadInput, match="no server answers"):
+        check_place(TrackingConfig(uri="http://127.0.0.1:1", experiment="race"))
+    for path in (tmp_path / "deep" / "mlflow.db", store_file):
+        check_place(config_for(path))
+    assert not list(tmp_path.rglob("*.db"))

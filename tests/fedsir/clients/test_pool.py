@@ -395,6 +395,28 @@ def test_an_actor_that_dies_at_its_start_is_started_once_more(
 
 
 @pytest.mark.usefixtures("local_ray")
+def test_what_is_done_while_actors_start_ends_them_where_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, started, done = Actors._start, [], []
+
+    def starting(actors: Actors, slot: int) -> Any:
+        started.append(start(actors, slot))
+        return started[-1]
+
+    def failing() -> None:
+        raise BadInput("no store")
+
+    monkeypatch.setattr(Actors, "_start", starting)
+    actors = Actors(ExecutionConfig(actors=1), 4, None, meanwhile=lambda: done.append(len(started)))
+    assert done == [1]
+    assert len(actors.pids()) == 1
+    actors.release()
+    with pytest.raises(BadInput, match="no store"):
+        Actors(ExecutionConfig(actors=1), 4, None, meanwhile=failing)
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get(started[-1].pid.remote(), timeout=30)
+
+
+@pytest.mark.usefixtures("local_ray")
 def test_actors_have_the_variables_that_libraries_read_when_they_load() -> None:
     actors = Actors(ExecutionConfig(actors=1), 4, None)
     try:
