@@ -22,6 +22,7 @@ from fedsir.data.progress import Progress
 from fedsir.errors import FedsirError, StoreUnreachable
 from fedsir.events import Recorder, RunResult
 from fedsir.server import Memory, RunServer, runtime_setup
+from mlflow_tracking.store import check_place
 
 if TYPE_CHECKING:
     from fedsir.clients.pool import ActorPool
@@ -130,12 +131,9 @@ class Session:
         with `unless_finished` FinishedElsewhere where the store has its result already.
         """
         self._check_quickly(config)
-        self._begin(config)
-        store = self.store(config)
-
-        from mlflow_tracking.recorder import MlflowRecorder
-
         with claim_run(config) as claims, _saying_what_is_kept(config, fresh):
+            self._begin(config)
+            store = self.store(config)
             if unless_finished:
                 # Looked up under the claim: before it, another process could still finish the run.
                 _require_unfinished(store, config, stopping)
@@ -143,6 +141,8 @@ class Session:
             with self._condition(config) as (condition, memory), self.executor(config) as (executor, device):
                 if fresh:
                     checkpoint.remove(config.checkpoint_file)
+                from mlflow_tracking.recorder import MlflowRecorder
+
                 recorder = MlflowRecorder(store, config.tracking, parent, stopping)
                 everyone = [ClaimGuard(claims, [recorder]), *recorders]
                 return coordinator.run(config, condition, executor, everyone, config.checkpoint_file, device, memory)
@@ -171,6 +171,8 @@ class Session:
             # First, since networks take longer to look at than folders.
             self._once(f"work_dir {config.work_dir}", partial(check_work_dir, config))
             self.check_machine(config)
+            with self._waiting("looking for the MLflow store"):
+                self._once(f"store {config.tracking.uri}", partial(check_place, config.tracking))
 
     def _once(self, key: str, check: Callable[[], None]) -> None:
         """These depend on the machine and on little else, so they are made once per session."""
@@ -206,10 +208,8 @@ class Session:
 
         if begun():
             return
-        from mlflow_tracking.store import check_place
-
-        # What is wrong with store or data is said before anything is started. Without the lock, which reading takes.
-        check_place(config.tracking)
+        # What is wrong with the data is said before anything is started. Reading them takes the lock by itself: whoever
+        # held it would wait for one that builds a condition, and that one for the lock.
         with self._condition(config), self._lock:
             if not begun():
                 with self._waiting("starting the workers, opening the MLflow store"):

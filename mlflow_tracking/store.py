@@ -109,13 +109,15 @@ def existing_store(config: TrackingConfig) -> Store:
 
 
 def check_place(config: TrackingConfig) -> None:
-    """Raise BadInput where a look tells that no run could be recorded: at once, without MLflow; creates no store."""
+    """Raise BadInput where a look tells that no run could be recorded; without MLflow, and without making a store.
+
+    Quick unless another process is making it.
+    """
     path = sqlite_path(config.uri)
     with _refusing(config.uri):
         if path is None:
             _connect(config.uri)
         elif path.exists():
-            # It may be another process that is at making it.
             with alone_on(path):
                 pass
         else:

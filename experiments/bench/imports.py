@@ -1,4 +1,4 @@
-"""What is imported until the first round of `fedsir run demo` has ended, in the program and in an actor."""
+"""What `fedsir run demo` imports: the program until the first round has ended, an actor in a run of one round."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def by_package(lines: Iterable[str]) -> dict[str, tuple[int, float]]:
 
 def _run() -> Imports:
     # Ray's folder holds sockets, whose paths have to be short.
-    with TemporaryDirectory(prefix="fs-") as folder:
+    with TemporaryDirectory(prefix="fs-", ignore_cleanup_errors=True) as folder:
         words = [word for setting in (*DEMO, *SMALL) for word in ("--set", setting)]
         process = subprocess.Popen(
             [*COMMAND, *words],
@@ -80,7 +80,10 @@ def _run() -> Imports:
         if process.wait() or ended is None:
             written = "".join(line for line in output if not line.startswith("import time:"))
             raise RunFailed(f"`fedsir run demo` failed while its imports were listed:\n{written}")
-        logs = [by_package(path.read_text().splitlines()) for path in Path(folder).glob(f"**/logs/{OF_AN_ACTOR}")]
+        logs = [
+            by_package(path.read_text(errors="replace").splitlines())
+            for path in Path(folder).glob(f"**/logs/{OF_AN_ACTOR}")
+        ]
     if not logs:
         raise RunFailed(f"Ray has kept no {OF_AN_ACTOR} of the actors whose imports were to be listed")
     return Imports(by_package(output[:ended]), max(logs, key=lambda found: sum(m for m, _ in found.values())))

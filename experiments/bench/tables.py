@@ -120,7 +120,7 @@ def startup_table(found: Startup) -> Table:
 def imports_table(found: Imports) -> Table:
     """The dearest packages that the program and an actor import, and all others together."""
     table = _table(
-        "imported before the end of the first round: modules and their own seconds",
+        "imports of the program to the end of the first round, and of an actor",
         ["package", "program", "seconds", "actor", "seconds"],
     )
     none = (0, 0.0)

@@ -68,7 +68,6 @@ class Actors:
         # Slots whose place is gone with its node: actors of other slots serve them as well.
         self._homeless: set[int] = set()
         self._actors = [self._start(slot) for slot in range(self.slots)]
-        # Asked for before anything else is done, since Ray starts what is waited for.
         answers = [actor.pid.remote() for actor in self._actors]
         if meanwhile is not None:
             try:

@@ -10,7 +10,7 @@ from typing import Any
 from fedsir.clients.executor import Outcome, WorkItem, longest_first
 
 PIECE_SECONDS = 0.05
-"""Least work per message where there is more of it; a message costs four to five milliseconds on all sides."""
+"""Least work per message where everybody has more; a message costs four to five milliseconds on all sides."""
 
 MAX_PIECE_SECONDS = 1.0
 """Most work per message; more would save nothing, and it is what a dead actor takes with it."""

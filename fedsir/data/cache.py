@@ -1,7 +1,7 @@
 """Content-addressed store of prepared images: one folder per key, written once, then only read.
 
     <cache>/images/<key>/train.npy, test.npy   (N, size, size) uint8, memory-mapped read-only
-                         hashes.npy            (files, 32) uint8, one pixel hash per file offered
+                         hashes.npy            (files, 32) uint8, one hash per file offered, equal where pixels are
                          entry.json            counts, hashes of the two arrays, files that could not be read
 
 An entry is assembled in a temporary folder beside its final place and renamed into it. The rename is atomic
@@ -43,7 +43,8 @@ class Entry:
     """A prepared set of images.
 
     images: (N, size, size) uint8 of each split, read-only. pixels: sha256 of each array's bytes.
-    hashes: (files, 32) uint8, zeros where `bad` gives the reason why the file at that index was left out.
+    hashes: (files, 32) uint8, equal exactly where full pictures are, in this entry alone; zeros where `bad` gives the
+    reason why the file at that index was left out.
     """
 
     images: dict[Split, NDArray[np.uint8]]
@@ -157,7 +158,9 @@ class EntryWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for block in self._blocks.values():
-            block.file.close()
+            # It writes again what a full disk has refused, and that has been said.
+            with contextlib.suppress(OSError):
+                block.file.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def append(self, split: Split, images: NDArray[np.uint8]) -> None:

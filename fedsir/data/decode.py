@@ -102,8 +102,8 @@ def resize(image: NDArray[np.uint8] | Image.Image, size: int) -> NDArray[np.uint
     return np.array(image.resize((size, size), Image.Resampling.BILINEAR))
 
 
-def pixel_hash(image: NDArray[np.uint8], *more: int) -> bytes:
-    """32 bytes, equal exactly where two (H, W) grey images have the same shape and pixels, and `more` is the same."""
-    digest = hashlib.sha256(np.array([*image.shape, *more], dtype="<i8").tobytes())
+def pixel_hash(image: NDArray[np.uint8], *full_size: int) -> bytes:
+    """32 bytes, equal exactly where two (H, W) grey images have the same shape and pixels, and `full_size`."""
+    digest = hashlib.sha256(np.array([*image.shape, *full_size], dtype="<i8").tobytes())
     digest.update(np.ascontiguousarray(image).data)
     return digest.digest()

@@ -49,7 +49,7 @@ class Alike:
 def find_duplicates(hashes: NDArray[np.uint8], is_test: NDArray[np.bool_]) -> NDArray[np.int64]:
     """(N,) int64: the index of the equal image that is kept instead of this one, or -1.
 
-    hashes: (N, 32) uint8 pixel hashes; rows of zeros (files that could not be read) equal nothing. Test
+    hashes: (N, 32) uint8, as `Alike` gives them; rows of zeros (files that could not be read) equal nothing. Test
     images come before train images, so of a pair across the splits the train copy goes.
     """
     first: dict[bytes, int] = {}

@@ -35,8 +35,8 @@ R = TypeVar("R")
 # Images that a thread takes at a time: handing one over costs a tenth of reading it.
 _TOGETHER = 8
 
-# Such parts that are handed out beforehand: enough to keep all threads busy, few enough to stop soon on Ctrl-C.
-_AHEAD = 32
+# Such parts per thread that are handed out beforehand: nobody waits for the one who takes them in.
+_AHEAD = 4
 
 # Images between two words on progress.
 _PROGRESS = 256
@@ -87,11 +87,12 @@ def in_threads(function: Callable[[T], R], items: Sequence[T], progress: Progres
     def several(part: Sequence[T]) -> list[R]:
         return [function(item) for item in part]
 
-    done = 0
+    done, threads = 0, preparing_threads()
     handed_out: deque[Future[list[R]]] = deque()
-    with ThreadPoolExecutor(preparing_threads()) as pool:
-        parts = (items[start : start + _TOGETHER] for start in range(0, len(items), _TOGETHER))
-        handed_out.extend(pool.submit(several, part) for part in islice(parts, _AHEAD))
+    parts = (items[start : start + _TOGETHER] for start in range(0, len(items), _TOGETHER))
+    pool = ThreadPoolExecutor(threads)
+    try:
+        handed_out.extend(pool.submit(several, part) for part in islice(parts, _AHEAD * threads))
         while handed_out:
             results = handed_out.popleft().result()
             handed_out.extend(pool.submit(several, part) for part in islice(parts, 1))
@@ -99,6 +100,9 @@ def in_threads(function: Callable[[T], R], items: Sequence[T], progress: Progres
             before, done = done, done + len(results)
             if done == len(items) or done // _PROGRESS > before // _PROGRESS:
                 progress(done, len(items), what)
+    finally:
+        # Where it ends early, nobody wants what has not begun.
+        pool.shutdown(cancel_futures=True)
 
 
 @dataclass(frozen=True)
@@ -119,7 +123,7 @@ def _entry(catalogue: Catalogue, config: FileSource, progress: Progress) -> Entr
     lengths = [_length(path) for path in catalogue.paths]
     outline = _outline(lengths, is_test, size)
     # Where no entry is about files of these lengths, none is about these files: each is read once then.
-    if has_entries(root, _start(outline)):
+    if has_entries(root, _key_prefix(outline)):
         shas = list(in_threads(_sha256, catalogue.paths, progress, "reading files"))
         entry = load_entry(root, _key(outline, shas))
         if entry is not None and entry.fits(size, len(shas)) and entry.counts == _stored(entry, is_test):
@@ -141,12 +145,12 @@ def _outline(lengths: Sequence[int], is_test: NDArray[np.bool_], size: int) -> s
     return outline.hexdigest()
 
 
-def _start(outline: str) -> str:
+def _key_prefix(outline: str) -> str:
     return f"{outline[:16]}-"
 
 
 def _key(outline: str, shas: Sequence[str]) -> str:
-    return _start(outline) + hashlib.sha256("\n".join([outline, *shas]).encode()).hexdigest()
+    return _key_prefix(outline) + hashlib.sha256("\n".join([outline, *shas]).encode()).hexdigest()
 
 
 def _decode(

@@ -146,7 +146,7 @@ def test_runs_are_paged(store_file: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert check_store(config_for(store_file, experiment="paged")).runs == 5
 
 
-def test_a_look_finds_places_that_cannot_be_and_makes_nothing(tmp_path: Path, store_file: Path) -> None:
+def test_a_look_finds_places_that_cannot_be_and_makes_no_store(tmp_path: Path, store_file: Path) -> None:
     (tmp_path / "file").write_text("no database, but some text")
     with pytest.raises(BadInput, match="not a database"):
         check_place(config_for(tmp_path / "file"))
@@ -157,3 +157,4 @@ def test_a_look_finds_places_that_cannot_be_and_makes_nothing(tmp_path: Path, st
     for path in (tmp_path / "deep" / "mlflow.db", store_file):
         check_place(config_for(path))
     assert not list(tmp_path.rglob("*.db"))
+    assert not (tmp_path / "deep").exists()

@@ -121,6 +121,16 @@ def test_a_full_disk_is_an_error(cache: Path) -> None:
             writer.append("train", np.zeros((16, 16), dtype=np.uint8))
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_nothing_stays_behind_where_a_full_disk_refuses_what_was_kept_for_later(cache: Path) -> None:
+    with pytest.raises(BadInput, match="No space left"), EntryWriter(cache, 16) as writer:  # noqa: PT012
+        writer._blocks["train"].file.close()
+        writer._blocks["train"].file = Path("/dev/full").open("wb")  # noqa: SIM115
+        for _ in range(100):
+            writer.append("train", np.zeros((16, 16), dtype=np.uint8))
+    assert list((cache / "images").iterdir()) == []
+
+
 def test_what_killed_processes_left_is_removed_after_a_day(cache: Path) -> None:
     fresh, old = cache / "images" / ".partial-fresh", cache / "images" / ".partial-old"
     for folder in (fresh, old):
