@@ -1,0 +1,75 @@
+"""What a session starts, and in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from experiments import session as module
+from experiments.claim_files import RunHeld
+from experiments.claims import claim_run
+from experiments.config import RunFile, load_run_file
+from experiments.session import Session
+from fedsir.errors import BadInput
+
+
+@pytest.fixture
+def happened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the session does, in order; the store cannot be opened."""
+    found: list[str] = []
+
+    class Pool:
+        def __init__(self, _execution: Any, _clients: int, _demand: Any, meanwhile: Callable[[], None] | None) -> None:
+            found.append("actors")
+            if meanwhile is not None:
+                meanwhile()
+
+        def close(self) -> None:
+            found.append("closed")
+
+    def opening(_: Any) -> None:
+        found.append("store")
+        raise BadInput("the store is of a later version")
+
+    build = module.build_condition
+
+    def building(*given: Any) -> Any:
+        found.append("condition")
+        return build(*given)
+
+    monkeypatch.setattr("fedsir.clients.pool.ActorPool", Pool)
+    monkeypatch.setattr("mlflow_tracking.store.prepare_store", opening)
+    monkeypatch.setattr(module, "build_condition", building)
+    return found
+
+
+@pytest.fixture
+def config(fedsir: Any, store: str) -> RunFile:
+    options = fedsir.tiny_options("execution.actors=2", f"tracking.uri={store}")
+    return load_run_file("demo", options[1::2])
+
+
+def test_images_are_looked_at_before_actors_start_and_the_store_is_opened_while_they_do(
+    happened: list[str], config: RunFile
+) -> None:
+    session = Session()
+    with pytest.raises(BadInput, match="later version"):
+        session.run(config, [])
+    session.close()
+    # The pool ends by itself what it has started.
+    assert happened == ["condition", "actors", "store"]
+
+
+def test_without_actors_only_the_store_is_opened(happened: list[str], config: RunFile) -> None:
+    alone = config.model_copy(update={"execution": config.execution.model_copy(update={"actors": "in-process"})})
+    with pytest.raises(BadInput, match="later version"):
+        Session().run(alone, [])
+    assert happened == ["store"]
+
+
+def test_a_run_that_another_process_has_is_refused_before_anything_else(happened: list[str], config: RunFile) -> None:
+    with claim_run(config), pytest.raises(RunHeld):
+        Session().run(config, [])
+    assert happened == []
