@@ -171,7 +171,7 @@ class Session:
             # First, since networks take longer to look at than folders.
             self._once(f"work_dir {config.work_dir}", partial(check_work_dir, config))
             self.check_machine(config)
-            with self._waiting("looking for the MLflow store"):
+            with self._waiting("opening the MLflow store"):
                 self._once(f"store {config.tracking.uri}", partial(check_place, config.tracking))
 
     def _once(self, key: str, check: Callable[[], None]) -> None:

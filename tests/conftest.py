@@ -31,6 +31,9 @@ from fedsir.federation.federation import Federation, FederationFacts, Truth
 # Shells let what runs in the background ignore Ctrl-C, and the commands that tests interrupt would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# And what `nohup` starts ignores that its terminal is gone.
+if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 TINY: dict[str, Any] = {
     "data": {
