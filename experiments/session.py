@@ -171,8 +171,9 @@ class Session:
             # First, since networks take longer to look at than folders.
             self._once(f"work_dir {config.work_dir}", partial(check_work_dir, config))
             self.check_machine(config)
-            with self._waiting("opening the MLflow store"):
-                self._once(f"store {config.tracking.uri}", partial(check_place, config.tracking))
+            if _store_key(config) not in self._stores:
+                with self._waiting("opening the MLflow store"):
+                    check_place(config.tracking)
 
     def _once(self, key: str, check: Callable[[], None]) -> None:
         """These depend on the machine and on little else, so they are made once per session."""
