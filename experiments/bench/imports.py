@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -12,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from experiments.bench.ratio import Say
-from experiments.bench.startup import COMMAND, DEMO, FIRST_ROUND, SMALL
+from experiments.bench.startup import FIRST_ROUND, SMALL, start_demo
 from fedsir.errors import RunFailed
 
 LINE = re.compile(r"import time: +(\d+) \| +\d+ \| +([\w.]+)$")
@@ -66,15 +64,7 @@ def by_package(lines: Iterable[str]) -> dict[str, tuple[int, float]]:
 def _run() -> Imports:
     # Ray's folder holds sockets, whose paths have to be short.
     with TemporaryDirectory(prefix="fs-", ignore_cleanup_errors=True) as folder:
-        words = [word for setting in (*DEMO, *SMALL) for word in ("--set", setting)]
-        process = subprocess.Popen(
-            [*COMMAND, *words],
-            cwd=folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPROFILEIMPORTTIME": "1", "RAY_TMPDIR": folder},
-        )
+        process = start_demo(folder, SMALL, {"PYTHONPROFILEIMPORTTIME": "1", "RAY_TMPDIR": folder})
         output = list(process.stdout or ())
         ended = next((number for number, line in enumerate(output) if FIRST_ROUND.match(line)), None)
         if process.wait() or ended is None:

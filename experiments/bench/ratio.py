@@ -103,7 +103,7 @@ def floor_ratios(quick: bool, say: Say) -> list[Comparison]:
     found = []
     for backbone, pixels, rounds in CASES[-1:] if quick else CASES:
         sizes = (6, 120, 1) if quick else (CLIENTS, IMAGES, rounds)
-        # Workers of their own for each case, as the loop has: what a large network leaves in their memory slows others.
+        # Workers of their own for each case, as the loop has.
         with federated() as warm:
             config = warm.config(settings(backbone, pixels, *sizes))
             found.append(compare(warm, config, f"{backbone}, {pixels} px", 2 if quick else PAIRS, say))

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -57,19 +58,26 @@ def startup(quick: bool, say: Say) -> Startup:
     return Startup(median(s[0] for s in counted), median(s[1] for s in counted), gap)
 
 
+def start_demo(
+    folder: str, changes: Sequence[str], variables: Mapping[str, str] | None = None
+) -> subprocess.Popen[str]:
+    """`fedsir run demo` for a round of FedAvg on two actors; it writes everything to `stdout` as it comes."""
+    words = [word for setting in (*DEMO, *changes) for word in ("--set", setting)]
+    return subprocess.Popen(
+        [*COMMAND, *words],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1", **(variables or {})},
+    )
+
+
 def _start(changes: tuple[str, ...]) -> tuple[float, float]:
     """Seconds to the first step and to the end of the first round of `fedsir run demo` in an empty folder."""
     with TemporaryDirectory(prefix="fedsir-bench-") as folder:
-        words = [word for setting in (*DEMO, *changes) for word in ("--set", setting)]
         begin = time.perf_counter()
-        process = subprocess.Popen(
-            [*COMMAND, *words],
-            cwd=folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        )
+        process = start_demo(folder, changes)
         output, first_round = "", 0.0
         for line in process.stdout or ():
             output += line

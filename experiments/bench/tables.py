@@ -25,6 +25,7 @@ LISTED = 12
 """Functions that a table shows; the file has more."""
 
 LISTED_PACKAGES = 16
+"""Packages that a table shows one by one."""
 
 
 def ratio_tables(found: Sequence[Comparison]) -> list[Table]:
