@@ -141,6 +141,7 @@ class Session:
             with self._condition(config) as (condition, memory), self.executor(config) as (executor, device):
                 if fresh:
                     checkpoint.remove(config.checkpoint_file)
+                # With MLflow, which `_begin` imports while the workers start.
                 from mlflow_tracking.recorder import MlflowRecorder
 
                 recorder = MlflowRecorder(store, config.tracking, parent, stopping)
