@@ -34,6 +34,16 @@ KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_"
 """Tells glibc to keep what tensors give back: every step needs it again, and getting it from the system anew takes a
 tenth of the time of a large network's training. Read when a process starts; other systems ignore it."""
 
+NO_STATISTICS = {
+    "RAY_enable_metrics_collection": "0",
+    "RAY_event_stats": "0",
+    "RAY_task_events_report_interval_ms": "0",
+    # Of the load of machine and processes.
+    "REPORTER_UPDATE_INTERVAL_MS": str(60 * 60 * 1000),
+}
+"""What Ray counts for its dashboard, which a local one is started without. Counting takes processor time from clients:
+where their rounds are short, more than a hundredth. Users who want it set the variables themselves."""
+
 TOKEN_VARIABLES = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}
 """Where users give Ray's token; otherwise it is in their home folder."""
 
@@ -62,7 +72,8 @@ def start_ray(config: ExecutionConfig) -> None:
                 own: dict[str, Any] = {"_node_ip_address": LOOPBACK, "_temp_dir": _private_folder()}
                 # Inherited: what Ray calls an environment of a job is made by another process, whose start actors
                 # would wait for, and the workers that Ray starts in advance would not have it.
-                with _loopback_only(), environment(variables):
+                unasked = {name: value for name, value in NO_STATISTICS.items() if name not in os.environ}
+                with _loopback_only(), environment({**variables, **unasked}):
                     # `local`: a cluster that happens to run on this machine is not joined unasked.
                     ray.init("local", include_dashboard=False, **own, **resources, **quiet)
             else:

@@ -84,7 +84,7 @@ def test_handlers_and_environment_come_back(ray_that: Any, monkeypatch: pytest.M
 def test_local_ray_is_its_own_and_has_no_dashboard(ray_that: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cluster that somebody runs on this machine is not joined unasked."""
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    variables = {"OMP_NUM_THREADS": "3", **local_ray.KEEP_MEMORY}
+    variables = {"OMP_NUM_THREADS": "3", **local_ray.KEEP_MEMORY, **local_ray.NO_STATISTICS}
     inherited: dict[str, str | None] = {}
     finished = ray_that(lambda: inherited.update({name: os.environ.get(name) for name in variables}))
     before = {name: os.environ.get(name) for name in variables}
@@ -95,6 +95,15 @@ def test_local_ray_is_its_own_and_has_no_dashboard(ray_that: Any, monkeypatch: p
     assert inherited == variables
     assert "runtime_env" not in finished[0]
     assert {name: os.environ.get(name) for name in variables} == before
+
+
+def test_statistics_that_the_user_wants_are_kept(ray_that: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = "RAY_enable_metrics_collection"
+    monkeypatch.setenv(wanted, "1")
+    during: list[str] = []
+    ray_that(lambda: during.append(os.environ[wanted]))
+    local_ray.start_ray(ExecutionConfig())
+    assert during == ["1"]
 
 
 def test_failing_start_is_explained(ray_that: Any) -> None:
