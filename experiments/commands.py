@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
 import warnings
@@ -204,11 +205,14 @@ def open_session(console: Console, continues: str | None = None, most_clients: i
             with waiting(console, "loading torch and Ray"):
                 from experiments.session import Session
             with data_progress(console) as progress:
-                session = Session(progress, partial(waiting, console), most_clients)
+                # Torch, Ray and MLflow are half a million objects, which stay. Looking through all of them for garbage
+                # takes half a second in which no client gets work.
+                session = Session(progress, partial(waiting, console), most_clients, started=gc.freeze)
                 try:
                     yield session
                 finally:
                     session.close()
+                    gc.unfreeze()
     except (KeyboardInterrupt, SystemExit):
         if continues is not None:
             say(new_console(stderr=True), STOPPED.format(continues))

@@ -43,6 +43,10 @@ def _silently(what: str) -> AbstractContextManager[object]:
     return nullcontext(what)
 
 
+def _nothing() -> None:
+    """Nothing."""
+
+
 @contextmanager
 def _saying_what_is_kept(config: RunFile, fresh: bool) -> Iterator[None]:
     """Complete what is said of a store that is out of reach."""
@@ -79,15 +83,20 @@ class Session:
     """Runs run files; threads may run several at once. Close it to stop the actors.
 
     most_clients: the pool of actors is made for federations of up to so many clients, so that smaller ones need no
-    other pool.
+    other pool. started: called whenever workers have been started; nearly everything is imported by then.
     """
 
     def __init__(
-        self, progress: Progress | None = None, waiting: Waiting = _silently, most_clients: int | None = None
+        self,
+        progress: Progress | None = None,
+        waiting: Waiting = _silently,
+        most_clients: int | None = None,
+        started: Callable[[], object] = _nothing,
     ) -> None:
         self._progress = progress
         self._waiting = waiting
         self._most_clients = most_clients
+        self._started = started
         self._lock = threading.RLock()
         self._datasets: dict[str, Dataset] = {}
         self._stores: dict[tuple[str, str], Store] = {}
@@ -250,6 +259,7 @@ class Session:
     def _start(self, config: RunFile, meanwhile: Callable[[], None] | None = None) -> ActorPool | InProcessExecutor:
         workers = InProcessExecutor() if config.execution.actors == "in-process" else self._pool(config, meanwhile)
         self._workers = (self._layout(config), workers)
+        self._started()
         return workers
 
     def _pool(self, config: RunFile, meanwhile: Callable[[], None] | None) -> ActorPool:

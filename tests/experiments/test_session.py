@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 from experiments import session as module
 from experiments.claim_files import RunHeld
 from experiments.claims import claim_run
+from experiments.commands import open_session
 from experiments.config import RunFile, load_run_file
+from experiments.console import new_console
 from experiments.session import Session
 from fedsir.errors import BadInput
 
@@ -54,7 +57,7 @@ def config(fedsir: Any, store: str) -> RunFile:
 def test_images_are_looked_at_before_actors_start_and_the_store_is_opened_while_they_do(
     happened: list[str], config: RunFile
 ) -> None:
-    session = Session()
+    session = Session(started=lambda: happened.append("started"))
     with pytest.raises(BadInput, match="later version"):
         session.run(config, [])
     session.close()
@@ -73,3 +76,13 @@ def test_a_run_that_another_process_has_is_refused_before_anything_else(happened
     with claim_run(config), pytest.raises(RunHeld):
         Session().run(config, [])
     assert happened == []
+
+
+def test_what_is_imported_is_no_garbage_while_a_session_lasts(fedsir: Any, store: str) -> None:
+    """Looking through it takes half a second."""
+    config = load_run_file("demo", fedsir.tiny_options(f"tracking.uri={store}")[1::2])
+    with open_session(new_console(stderr=True)) as session:
+        assert gc.get_freeze_count() == 0
+        session.run(config, [])
+        assert gc.get_freeze_count() > 100_000
+    assert gc.get_freeze_count() == 0
