@@ -11,7 +11,7 @@ import json
 import os
 import typing
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +49,22 @@ class Owner:
 
     identity: str
     settings: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Texts:
+    """In the place of a tuple: its items as `text_of` gave them, so that what stays is not encoded with every file."""
+
+    items: Sequence[str]
+
+
+def text_of(value: Any) -> str:
+    """JSON of plain data (see `encode`) without arrays. Raises TypeError for anything else."""
+    arrays: Arrays = {}
+    text = json.dumps(encode(value, arrays))
+    if arrays:
+        raise TypeError(f"{type(value).__name__} holds arrays, which have no text")
+    return text
 
 
 def encode(value: Any, arrays: Arrays, path: str = "") -> Any:
@@ -100,6 +116,17 @@ def decode(hint: Any, node: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
     return node
 
 
+def _structure(content: Mapping[str, Any], arrays: Arrays) -> str:
+    """JSON of `content`; arrays go to `arrays`."""
+    texts = {
+        name: f"[{', '.join(value.items)}]"
+        if isinstance(value, Texts)
+        else json.dumps(encode(value, arrays, f".{name}"))
+        for name, value in content.items()
+    }
+    return "{" + ", ".join(f"{json.dumps(name)}: {text}" for name, text in texts.items()) + "}"
+
+
 def _digest(arrays: Mapping[str, NDArray[Any]], header: Mapping[str, str]) -> str:
     """Of everything in a file. CRC-32: it is taken every round, and is to find damage rather than forgery."""
     shapes = [[name, str(arrays[name].dtype), list(arrays[name].shape)] for name in sorted(arrays)]
@@ -115,7 +142,7 @@ def previous(path: Path) -> Path:
 
 
 def save(path: Path, owner: Owner, content: Mapping[str, Any]) -> None:
-    """Write `content` (names to plain data, see `encode`); the file at `path` is whole or the old one.
+    """Write `content` (names to plain data, see `encode`, or to `Texts`); the file at `path` is whole or the old one.
 
     The old one becomes the previous one. Raises NotWritten where the disk is full or the folder cannot be written;
     what is there then still serves.
@@ -126,7 +153,7 @@ def save(path: Path, owner: Owner, content: Mapping[str, Any]) -> None:
         "version": __version__,
         "identity": owner.identity,
         "settings": json.dumps(owner.settings),
-        "structure": json.dumps(encode(content, arrays)),
+        "structure": _structure(content, arrays),
     }
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:

@@ -123,10 +123,14 @@ def _rounds(
     if kept is not None:
         server.costs = kept.costs
 
+    # Of the records in `history`: a checkpoint has all of them, and each is encoded once.
+    texts: list[str] = []
+
     def keep(state: MethodState, costs: RoundCosts) -> None:
         if checkpoint_file is not None:
+            texts.extend(map(checkpoint.text_of, history[len(texts) :]))
             spent = earlier + time.perf_counter() - begin
-            content = {"state": state, "history": tuple(history), "costs": costs, "seconds": spent}
+            content = {"state": state, "history": checkpoint.Texts(texts), "costs": costs, "seconds": spent}
             checkpoint.save(checkpoint_file, owner, content)
 
     def evaluate(state: MethodState) -> Figures:

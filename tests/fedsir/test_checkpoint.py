@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from fedsir import checkpoint
-from fedsir.checkpoint import Owner, decode, encode, previous
+from fedsir.checkpoint import Owner, Texts, decode, encode, previous, text_of
 from fedsir.errors import BadInput
 
 
@@ -113,6 +114,25 @@ def test_a_state_must_be_plain_data(value: object, tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"may not hold"):
         checkpoint.save(path, owner(), {"state": {"part": value}})
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_items_that_were_encoded_before_make_the_same_structure(tmp_path: Path, count: int) -> None:
+    items = tuple({'a "quoted" name': float("nan"), "b": k, "c": None} for k in range(count))
+    before, after = tmp_path / "before.safetensors", tmp_path / "after.safetensors"
+    checkpoint.save(before, owner(), {"state": outer(), "history": items, "seconds": 0.5})
+    texts = Texts([text_of(item) for item in items])
+    checkpoint.save(after, owner(), {"state": outer(), "history": texts, "seconds": 0.5})
+    headers = []
+    for path in (before, after):
+        with safe_open(path, framework="numpy") as file:
+            headers.append(file.metadata())
+    assert headers[0] == headers[1]
+
+
+def test_what_is_encoded_beforehand_has_no_arrays() -> None:
+    with pytest.raises(TypeError, match="dict holds arrays"):
+        text_of({"a": np.zeros(2)})
 
 
 @pytest.mark.parametrize("hint", [Any, list[int], object])
