@@ -14,7 +14,8 @@ from experiments.bench.cases import settings
 from experiments.bench.federated import Federated, federated
 from experiments.bench.floor import Floor
 from experiments.bench.plan import count_steps, floor_plan
-from experiments.bench.ratio import CASES, CLIENTS, IMAGES, Say
+from experiments.bench.programs import Say
+from experiments.bench.ratio import CASES, CLIENTS, IMAGES
 from experiments.config import RunFile
 from fedsir.clients.executor import InProcessExecutor, WorkItem
 from fedsir.clients.objective import CrossEntropy

@@ -16,7 +16,7 @@ from experiments.bench.federated import Federated, RunTime, federated
 from experiments.bench.floor import Floor, FloorTime
 from experiments.bench.plan import count_steps, floor_plan
 from experiments.bench.processes import niceness_of, require_proc
-from experiments.bench.ratio import Say
+from experiments.bench.programs import Say
 from experiments.config import RunFile
 from fedsir.methods.registry import method_names
 

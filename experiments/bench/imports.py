@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from experiments.bench.ratio import Say
+from experiments.bench.programs import Say
 from experiments.bench.startup import FIRST_ROUND, SMALL, start_demo
 from fedsir.errors import RunFailed
 

@@ -19,7 +19,8 @@ from experiments.bench.growth import growth
 from experiments.bench.imports import imports
 from experiments.bench.memory import memory
 from experiments.bench.preparation import preparation
-from experiments.bench.ratio import Say, floor_ratios
+from experiments.bench.programs import Say
+from experiments.bench.ratio import floor_ratios
 from experiments.bench.startup import startup
 from experiments.commands import terminated_like_interrupted
 from experiments.console import new_console, say

@@ -5,17 +5,17 @@ FedAvg keeps no model of a client; FedNoRo stands for the methods whose distance
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any
 
 from experiments.bench.cases import settings
 from experiments.bench.federated import federated
 from experiments.bench.processes import Peaks, require_proc, watching_memory
-from experiments.bench.ratio import Say
+from experiments.bench.programs import Say, in_a_program
 
 METHODS = ("fedavg", "fednoro")
 CLIENTS = (10, 1000)
@@ -45,14 +45,14 @@ class Memory:
 
 
 def memory(quick: bool, say: Say) -> list[Memory]:
-    """Measure each case in a program of its own: none gives all of its memory back."""
+    """Measure each case in a program of its own."""
     require_proc()
     found = []
     for method, clients in product(METHODS[:1] if quick else METHODS, (4, 12) if quick else CLIENTS):
         images = 120 if quick else IMAGES
         # The first of three rounds is the warm-up of FedNoRo.
         values = settings("tiny", PIXELS, clients, images, rounds=1 if quick else 3, method=method, actors=2)
-        peaks = _in_a_program(values)
+        peaks = in_a_program(partial(_measure, values), say)
         found.append(Memory(method, clients, images, peaks.total, peaks.groups))
         say(f"{method}, {clients} clients: {peaks.total:.0f} MB at most")
     return found
@@ -67,23 +67,10 @@ def growth_of_memory(found: Sequence[Memory]) -> dict[str, float]:
     return growth
 
 
-def _in_a_program(values: dict[str, Any]) -> Peaks:
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    program = context.Process(target=_measure, args=(values, there))
-    program.start()
-    there.close()
-    try:
-        peaks: Peaks = here.recv()
-        return peaks
-    finally:
-        program.join()
-
-
-def _measure(values: dict[str, Any], answer: Any) -> None:
+def _measure(values: dict[str, Any], _: Say) -> Peaks:
     with federated() as warm:
         config = warm.config(values)
         names = {pid: f"actor {number}" for number, pid in enumerate(warm.actors(config))}
         with watching_memory(lambda pid: PROGRAM if pid == os.getpid() else names.get(pid, RAY)) as peaks:
             warm.run(config)
-    answer.send(peaks)
+    return peaks

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from experiments.bench.ratio import Say
+from experiments.bench.programs import Say
 from fedsir.config.data import KermanyData
 from fedsir.data.load import load_dataset
 from fedsir.data.prepare import preparing_threads

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 
 from experiments.bench.cases import settings
@@ -11,11 +12,10 @@ from experiments.bench.federated import PARTS, Federated, RunTime, federated
 from experiments.bench.floor import Floor, FloorTime
 from experiments.bench.plan import count_steps, floor_plan
 from experiments.bench.processes import niceness_of, require_proc
+from experiments.bench.programs import Say, in_a_program
 from experiments.config import RunFile
 from fedsir.coordinator import weights_hash
 from fedsir.models.flat import FlatWeights
-
-Say = Callable[[str], None]
 
 CASES = (("squeezenet1_1", 64, 20), ("tiny", 32, 100))
 """Backbone, pixels, rounds: a hundred as in the paper's runs, fewer where that takes minutes."""
@@ -100,14 +100,15 @@ class Comparison:
 def floor_ratios(quick: bool, say: Say) -> list[Comparison]:
     """Compare the two networks of `CASES`. Raises BadInput where the system does not tell processor time."""
     require_proc()
-    found = []
-    for backbone, pixels, rounds in CASES[-1:] if quick else CASES:
-        sizes = (6, 120, 1) if quick else (CLIENTS, IMAGES, rounds)
-        # Workers of their own for each case, as the loop has.
-        with federated() as warm:
-            config = warm.config(settings(backbone, pixels, *sizes))
-            found.append(compare(warm, config, f"{backbone}, {pixels} px", 2 if quick else PAIRS, say))
-    return found
+    # Each in a program of its own, as the loop's processes are: a user's run begins in a fresh one.
+    return [in_a_program(partial(_case, *case, quick), say) for case in (CASES[-1:] if quick else CASES)]
+
+
+def _case(backbone: str, pixels: int, rounds: int, quick: bool, say: Say) -> Comparison:
+    sizes = (6, 120, 1) if quick else (CLIENTS, IMAGES, rounds)
+    with federated() as warm:
+        config = warm.config(settings(backbone, pixels, *sizes))
+        return compare(warm, config, f"{backbone}, {pixels} px", 2 if quick else PAIRS, say)
 
 
 def compare(warm: Federated, config: RunFile, name: str, pairs: int, say: Say) -> Comparison:

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 
 from experiments.bench.cases import settings
 from experiments.bench.federated import WORK, Clock, federated
-from experiments.bench.ratio import Say
+from experiments.bench.programs import Say
 from fedsir.errors import RunFailed
 from mlflow_tracking.config import TrackingConfig
 from mlflow_tracking.store import prepare_store
