@@ -159,8 +159,8 @@ def extremely_noisy(uncertainty: NDArray[np.float64], lambda_rel: float) -> NDAr
     if total <= 0:
         return np.zeros(len(uncertainty), dtype=np.bool_)
     found = filled / total > lambda_rel / len(filled)
-    # Equal values can exceed their own mean by a rounding error.
-    found[filled == filled.min()] = False
+    # Equal values can exceed their own mean by a rounding error, and the mean itself can.
+    found[~known | (filled == filled.min())] = False
     return np.asarray(found)
 
 

@@ -333,3 +333,12 @@ def test_an_interrupted_run_continues_to_the_same_bits(
     recorder = lab.collector()
     assert lab.essence(lab.run(config, recorder=recorder, checkpoint=file)) == lab.essence(result)
     assert [r.round for r in recorder.rounds] == list(range(at + 1, ROUNDS + 1))
+
+
+def test_an_unknown_uncertainty_convicts_nobody_at_the_mean_itself() -> None:
+    """Filled with the mean of the others, it exceeds a multiple of 1 by a rounding error now and then."""
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        values = rng.random(rng.integers(3, 12))
+        values[1] = np.nan
+        assert not extremely_noisy(values, 1.0)[1]
