@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
-from fedsir.errors import BadInput, RunFailed
+from fedsir.errors import FedsirError, RunFailed
 
 T = TypeVar("T")
 Say = Callable[[str], None]
@@ -15,16 +15,16 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class _Answer:
-    """What a measurement gave, or why it was refused."""
+    """What a measurement gave, or why it gave nothing."""
 
     result: Any = None
-    refused: BadInput | None = None
+    error: FedsirError | None = None
 
 
 def in_a_program(work: Callable[[Say], T], say: Say) -> T:
     """What `work` returns, a function that can be pickled, in a new interpreter; `say` gets what it says.
 
-    Raises BadInput as `work` does, RunFailed where the program has ended without an answer.
+    Raises the FedsirError that `work` raises, RunFailed where the program has ended without an answer.
     """
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
@@ -44,14 +44,16 @@ def in_a_program(work: Callable[[Say], T], say: Say) -> T:
     finally:
         program.join()
     answer = cast("_Answer", message)
-    if answer.refused is not None:
-        raise answer.refused
+    if answer.error is not None:
+        raise answer.error
     return cast("T", answer.result)
 
 
 def _serve(work: Callable[[Say], Any], answers: Any) -> None:
     try:
         answer = _Answer(work(answers.send))
-    except BadInput as error:
-        answer = _Answer(refused=error)
+    except FedsirError as error:
+        answer = _Answer(error=error)
+    except (KeyboardInterrupt, SystemExit):
+        return  # who ended it needs no traceback
     answers.send(answer)

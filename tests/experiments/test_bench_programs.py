@@ -20,6 +20,10 @@ def refused(_: Say) -> int:
     raise BadInput("no such thing")
 
 
+def failed(_: Say) -> int:
+    raise RunFailed("client 3, round 2: no memory")
+
+
 def killed(say: Say) -> int:
     say("begun")
     os._exit(7)
@@ -34,6 +38,11 @@ def test_result_and_texts_come_from_another_program() -> None:
 def test_what_is_refused_there_is_refused_here() -> None:
     with pytest.raises(BadInput, match="no such thing"):
         in_a_program(refused, lambda _: None)
+
+
+def test_what_fails_there_fails_here() -> None:
+    with pytest.raises(RunFailed, match="client 3, round 2: no memory"):
+        in_a_program(failed, lambda _: None)
 
 
 def test_a_program_without_an_answer_is_named_by_its_exit_code() -> None:
