@@ -211,8 +211,8 @@ def open_session(console: Console, continues: str | None = None, most_clients: i
                 try:
                     yield session
                 finally:
-                    session.close()
                     gc.unfreeze()
+                    session.close()
     except (KeyboardInterrupt, SystemExit):
         if continues is not None:
             say(new_console(stderr=True), STOPPED.format(continues))
