@@ -27,7 +27,7 @@ from cluster.gpu_watch import GpuWatch, actor_megabytes
 from experiments.console import new_console, say
 from experiments.sweeps.images import PUBLISHED
 from fedsir import coordinator
-from fedsir.clients.engine import set_gpu_numerics
+from fedsir.clients.numerics import set_gpu_numerics
 from fedsir.clients.pool import ActorPool
 from fedsir.condition import Condition, build_condition
 from fedsir.config.run import RunConfig

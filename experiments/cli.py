@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -200,6 +202,9 @@ def main() -> None:
     # Ray warns at import about a change of default that does not concern runs on CPUs, and reports usage.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Python looks through everything for garbage once more before it ends: for a second or two, with torch and MLflow.
+    # What is written to is closed by then, not left to that.
+    atexit.register(gc.freeze)
     add_plugin_commands(app)
     try:
         app()

@@ -7,7 +7,7 @@ import logging
 import signal
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -18,15 +18,17 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.compare import ALL_CLEAN, parse_methods, parse_seeds, variant
-from experiments.config import RunFile, file_stem, load_run_file
+from experiments.config import RunFile, file_stem, load_execution, load_run_file
 from experiments.console import LiveLine, Notes, data_progress, new_console, say, waiting
 from experiments.tables import comparison_table, final_table, noise_table
 from fedsir.errors import BadInput
+from fedsir.loading import loading
 from fedsir.methods.registry import find_method, method_names
 from mlflow_tracking.config import DEFAULT_URI, shown_uri, sqlite_path
 
 if TYPE_CHECKING:
     from experiments.session import Session
+    from fedsir.config.training import ExecutionConfig
     from fedsir.events import RunResult
 
 STOPPED = "fedsir: stopped. {} continues after the last finished round."
@@ -41,9 +43,10 @@ def print_configuration(source: str, overrides: Sequence[str]) -> None:
 
 def run_one(source: str, overrides: Sequence[str], fresh: bool) -> None:
     """Run one run file and print its final table."""
-    config = load_run_file(source, overrides)
     console = new_console()
-    with open_session(console, f"{SAME} without --fresh" if fresh else SAME) as session:
+    execution = load_execution(source, overrides)
+    with open_session(console, execution, f"{SAME} without --fresh" if fresh else SAME) as session:
+        config = load_run_file(source, overrides)
         label = f"{config.name}: {config.method.label}, seed {config.seed}"
         with _in_order(LiveLine(console, label, Notes(console))) as line:
             result = session.run(config, [line], fresh)
@@ -55,13 +58,14 @@ def run_one(source: str, overrides: Sequence[str], fresh: bool) -> None:
 def compare_methods(source: str, overrides: Sequence[str], methods: str, seeds: str | None) -> None:
     """Run methods on the same federations, seed by seed, and print one table."""
     chosen = parse_methods(methods)
-    base = load_run_file(source, overrides)
-    numbers = [base.seed] if seeds is None else parse_seeds(seeds)
-    configs = {m: [variant(source, overrides, base, m, seed) for seed in numbers] for m in chosen}
+    given = None if seeds is None else parse_seeds(seeds)
     console = new_console()
     notes = Notes(console)
     results: dict[str, list[RunResult]] = {m: [] for m in chosen}
-    with open_session(console, SAME) as session:
+    with open_session(console, load_execution(source, overrides), SAME) as session:
+        base = load_run_file(source, overrides)
+        numbers = [base.seed] if given is None else given
+        configs = {m: [variant(source, overrides, base, m, seed) for seed in numbers] for m in chosen}
         for position in range(len(numbers)):
             for method in chosen:
                 # All of them before the first trains: a seed whose partition is impossible must not come up later.
@@ -97,7 +101,7 @@ def study_identification(
     base = load_run_file(source, overrides)
     path = out or base.work_dir / "studies" / f"identification-{file_stem(base.name)}.csv"
     console = new_console()
-    with open_session(console, SAME) as session:
+    with open_session(console, continues=SAME) as session:
         kind = session.dataset(base).kind
         plan = Plan(methods, noise, alphas, seeds)
         rows = study(session, source, overrides, plan, path, partial(say, console))
@@ -194,15 +198,25 @@ def _in_order(line: LiveLine) -> Iterator[LiveLine]:
 
 
 @contextmanager
-def open_session(console: Console, continues: str | None = None, most_clients: int | None = None) -> Iterator[Session]:
+def open_session(
+    console: Console,
+    execution: ExecutionConfig | None = None,
+    continues: str | None = None,
+    most_clients: int | None = None,
+) -> Iterator[Session]:
     """A session that ends in order however the command ends.
 
-    continues: the command that takes up what this one began, in words. most_clients: see `Session`.
+    execution: where there will be work for Ray, which starts at once; otherwise it starts when there is. continues: the
+    command that takes up what this one began, in words. most_clients: see `Session`.
     """
     _quiet_libraries()
     try:
-        with terminated_like_interrupted():
-            with waiting(console, "loading torch and Ray"):
+        with terminated_like_interrupted(), ExitStack() as stack:
+            with waiting(console, "loading torch and Ray"), loading():
+                if execution is not None and execution.actors != "in-process":
+                    from fedsir.clients.ray_ahead import ray_ahead
+
+                    stack.enter_context(ray_ahead(execution))
                 from experiments.session import Session
             with data_progress(console) as progress:
                 # Torch, Ray and MLflow are half a million objects, which stay. Looking through all of them for garbage

@@ -12,8 +12,6 @@ from experiments.config import RunFile, load_run_file
 from fedsir.config.method import MethodConfig
 from fedsir.errors import BadInput
 from fedsir.methods.registry import find_method, find_preset, method_names
-from fedsir.methods.spectral_settings import SpectralConfig
-from fedsir.methods.stage_one import IdentifyingConfig
 
 ALL_CLEAN = "all_clean"
 """Not a method: FedAvg on the same federation without noise, the upper reference."""
@@ -90,6 +88,10 @@ def variant(
 
 def _family(given: MethodConfig, other: type[MethodConfig]) -> dict[str, Any]:
     """Settings written for one method that hold for another one of its family."""
+    # With torch, which commands without such a method do without.
+    from fedsir.methods.spectral_settings import SpectralConfig
+    from fedsir.methods.stage_one import IdentifyingConfig
+
     shared: dict[str, Any] = {}
     written = given.model_dump(mode="json", exclude_unset=True)
     of_preset = find_preset(given.name, given.preset) if given.preset else {}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
@@ -17,8 +18,9 @@ from pydantic import ValidationError
 from experiments.validation_errors import explain
 from fedsir.config.method import MethodConfig
 from fedsir.config.run import RunConfig
+from fedsir.config.training import ExecutionConfig
 from fedsir.errors import BadInput
-from fedsir.methods.registry import find_method, find_preset, parse_method_config
+from fedsir.methods.registry import find_method, find_preset, method_names, parse_method_config
 from fedsir.text import control_character, shortened
 from mlflow_tracking.config import TrackingConfig
 
@@ -73,20 +75,25 @@ def load_run_file(source: str, overrides: Sequence[str]) -> RunFile:
 
     Raises BadInput with the path of the key, the value and what is allowed.
     """
-    values = _overridden(source, overrides)
-    unfilled = sorted(_unfilled(values))
-    if unfilled:
-        raise BadInput(
-            f"{source}: {', '.join(unfilled)} must be set.\n"
-            f"For example: --set {unfilled[0]}=VALUE, or a YAML file of your own."
-        )
-    try:
+    values = _filled(source, overrides)
+    with _explaining(source):
         if "method" in values:
             # Parsed first, since the class of a method's settings is known only by its name.
             values["method"] = _parse_method(values["method"])
         return RunFile.model_validate(values)
-    except ValidationError as error:
-        raise BadInput(f"{source}: the configuration is not valid.\n{explain(error, RunFile)}") from error
+
+
+def load_execution(source: str, overrides: Sequence[str]) -> ExecutionConfig:
+    """Where a run executes, without the settings of its method, which cannot be read without torch.
+
+    Raises BadInput for whatever else is wrong, as `load_run_file` does.
+    """
+    values = _filled(source, overrides)
+    if "method" in values:
+        name = _method_name(values["method"])
+        values["method"] = MethodConfig(name=name) if name in method_names() else _parse_method(values["method"])
+    with _explaining(source):
+        return RunFile.model_validate(values).execution
 
 
 def missing_keys(source: str, overrides: Sequence[str]) -> list[str]:
@@ -94,11 +101,36 @@ def missing_keys(source: str, overrides: Sequence[str]) -> list[str]:
     return sorted(_unfilled(_overridden(source, overrides)))
 
 
+def _filled(source: str, overrides: Sequence[str]) -> dict[str, Any]:
+    values = _overridden(source, overrides)
+    unfilled = sorted(_unfilled(values))
+    if unfilled:
+        raise BadInput(
+            f"{source}: {', '.join(unfilled)} must be set.\n"
+            f"For example: --set {unfilled[0]}=VALUE, or a YAML file of your own."
+        )
+    return values
+
+
+@contextmanager
+def _explaining(source: str) -> Iterator[None]:
+    try:
+        yield
+    except ValidationError as error:
+        raise BadInput(f"{source}: the configuration is not valid.\n{explain(error, RunFile)}") from error
+
+
 def _overridden(source: str, overrides: Sequence[str]) -> dict[str, Any]:
     values = _read(source)
     for override in overrides:
         _apply(values, override)
     return values
+
+
+def _method_name(value: object) -> str:
+    """The name in the section of the method, empty where there is none."""
+    name = value.get("name") if isinstance(value, Mapping) else value
+    return name.partition("/")[0] if isinstance(name, str) else ""
 
 
 def _parse_method(value: object) -> MethodConfig:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -13,6 +14,7 @@ from experiments.claims import ClaimGuard, claim_run
 from experiments.conditions import Conditions
 from experiments.config import RunFile
 from fedsir import checkpoint, coordinator
+from fedsir.beside import begin
 from fedsir.clients.executor import Executor, InProcessExecutor
 from fedsir.condition import Condition, build_condition
 from fedsir.config.training import ExecutionConfig
@@ -27,6 +29,10 @@ from mlflow_tracking.store import check_place
 if TYPE_CHECKING:
     from fedsir.clients.pool import ActorPool
     from mlflow_tracking.store import Store
+
+
+STORE_PATIENCE_S = 5.0
+"""How long a command that ends waits for a store that is being opened."""
 
 
 class FinishedElsewhere(FedsirError):
@@ -150,7 +156,7 @@ class Session:
             with self._condition(config) as (condition, memory), self.executor(config) as (executor, device):
                 if fresh:
                     checkpoint.remove(config.checkpoint_file)
-                # With MLflow, which `_begin` imports while the workers start.
+                # With MLflow, which `_begin` imports while Ray starts.
                 from mlflow_tracking.recorder import MlflowRecorder
 
                 recorder = MlflowRecorder(store, config.tracking, parent, stopping)
@@ -211,7 +217,7 @@ class Session:
         self._stores[_store_key(config)] = prepare_store(config.tracking)
 
     def _begin(self, config: RunFile) -> None:
-        """Open the store while the workers start, where neither has been done: both import for seconds."""
+        """Open the store while Ray and the workers start, where neither has been done: each of them takes seconds."""
 
         def begun() -> bool:
             in_process = config.execution.actors == "in-process"
@@ -219,12 +225,18 @@ class Session:
 
         if begun():
             return
-        # What is wrong with the data is said before anything is started. Reading them takes the lock by itself: whoever
-        # held it would wait for one that builds a condition, and that one for the lock.
+        # What is wrong with the data is said before a store is made or workers are started. Reading them takes the lock
+        # by itself: whoever held it would wait for one that builds a condition, and that one for the lock.
         with self._condition(config), self._lock:
             if not begun():
                 with self._waiting("starting the workers, opening the MLflow store"):
-                    self._start(config, meanwhile=partial(self._open_store, config))
+                    opening = begin(partial(self._open_store, config), "opening of the store")
+                    try:
+                        self._start(config, meanwhile=opening.result)
+                    finally:
+                        # Where there are no workers or nobody waits any more: a store that is being made should be
+                        # finished, but a server that does not answer must not keep anybody.
+                        wait([opening], timeout=STORE_PATIENCE_S)
 
     @contextmanager
     def executor(self, config: RunFile) -> Iterator[tuple[Executor, str]]:
@@ -283,8 +295,8 @@ class Session:
         """Stop the actors, and Ray if this session has started it."""
         self._stop()
         if self._owns_ray:
-            import ray
+            from fedsir.clients.local_ray import stop_ray
 
             # Not left to the end of the interpreter, where Ray may crash while actors still start.
-            ray.shutdown()
+            stop_ray()
             self._owns_ray = False

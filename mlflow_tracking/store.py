@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from fedsir.errors import BadInput
+from fedsir.loading import loading
 from mlflow_tracking.config import SERVER_SCHEMES, TrackingConfig, shown_uri, sqlite_path
 from mlflow_tracking.describe import EXPERIMENT_NOTE, TAG_GRID, TAG_NOTE
 from mlflow_tracking.outage import Reach
@@ -86,6 +87,8 @@ def prepare_store(config: TrackingConfig) -> Store:
     path = sqlite_path(config.uri)
     with _refusing(config.uri), _quiet_mlflow():
         if path is not None:
+            with loading():
+                import mlflow.store.tracking.sqlalchemy_store  # noqa: F401  (the client would do so when first used)
             with alone_on(path) as artifacts:
                 return _open(config, f"sqlite:///{path}", artifacts)
         _connect(config.uri)
@@ -237,7 +240,8 @@ def _quiet_mlflow() -> Iterator[None]:
     # answer was lost has done: so a run may be created twice. `delivery` does both, and tries again by itself.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "60")
-    import mlflow.tracking  # noqa: F401  (its import sets the level of its logger)
+    with loading():
+        import mlflow.tracking  # noqa: F401  (its import sets the level of its logger)
 
     # It logs every error of a database with its traceback, and raises it as well.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL + 1)

@@ -53,7 +53,7 @@ def run_audit(
         )
     numbers, training = tuple(parse_seeds(seeds)), tuple(parse_seeds(training_seeds))
     console = new_console()
-    with open_session(console) as session:
+    with open_session(console, config.execution) as session:
         from experiments.audit.audit import AuditPlan, audit
         from experiments.audit.page import render_page, summary_of
         from fedsir.audit.settings import AuditSettings
@@ -186,7 +186,7 @@ def run_study(
     config = audit_config(None, phantom, [*overrides, "data.manifest=none.csv"])
     path = out or config.work_dir / "studies" / f"audit-{scenario}.csv"
     console = new_console()
-    with open_session(console, SAME) as session:
+    with open_session(console, continues=SAME) as session:
         from experiments.audit.audit import AuditPlan
         from experiments.audit.study import planter, study, summary
         from fedsir.audit.settings import AuditSettings

@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedsir.clients.allocator import keep_memory
 from fedsir.config.training import ModelConfig
-from fedsir.environment import environment
 from fedsir.models.network import build_network
 
 EVALUATION_BATCH = 256
@@ -93,9 +93,6 @@ class Floor:
     """
 
     def __init__(self, plan: Plan, processes: int, niceness: int | None = None) -> None:
-        # Not at the top: the processes import this module, and Ray has no part in the floor.
-        from fedsir.clients.local_ray import KEEP_MEMORY
-
         context = mp.get_context("spawn")
         clients = len(plan.sizes)
         # Shared by all processes; `local` is what clients hand in.
@@ -118,8 +115,7 @@ class Floor:
             here, there = context.Pipe()
             arguments = (rank, processes, niceness, small, self._shared, barrier, turn, there)
             process = context.Process(target=_serve, args=arguments, daemon=True)
-            with environment(KEEP_MEMORY):
-                process.start()
+            process.start()
             there.close()
             self._ends.append(here)
             self._processes.append(process)
@@ -164,6 +160,7 @@ def _serve(
 ) -> None:
     if niceness is not None:
         os.setpriority(os.PRIO_PROCESS, 0, niceness)
+    keep_memory()
     # Lightning sets it where it is imported, and then every step of Adam asks the driver for GPUs.
     os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
     torch.set_num_threads(1)

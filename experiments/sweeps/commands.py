@@ -166,7 +166,7 @@ def _work(
 ) -> None:
     """Do the runs of the queue, which is not empty. above: the MLflow run of the sweep."""
     most_clients = max(run.config.federation.clients for run in queue)
-    with open_session(console, SAME, most_clients=most_clients) as session:
+    with open_session(console, queue[0].config.execution, SAME, most_clients=most_clients) as session:
         from experiments.checks import check_execution, check_work_dir
         from experiments.sweeps.sweep import Sweep
 

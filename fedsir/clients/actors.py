@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from threading import Event
 from time import monotonic
 from typing import Any
 
 import ray
-import torch
 from ray.exceptions import ActorUnschedulableError, GetTimeoutError, OutOfMemoryError, RayActorError, RayError
 
-from fedsir.clients.engine import gpu_options
-from fedsir.clients.executor import Worker
+from fedsir.clients.client_actor import ClientActor
 from fedsir.clients.feeding import LOST
 from fedsir.clients.memory_probe import Demand, measure
+from fedsir.clients.numerics import gpu_options
 from fedsir.clients.placement import Placement, live_nodes, plan_layout
 from fedsir.clients.sizing import Node, pool_size
 from fedsir.config.training import ExecutionConfig
@@ -23,22 +21,6 @@ from fedsir.errors import BadInput, WorkersLost, first_line
 
 MEMORY_PAUSE_S = 2.0
 """Between attempts to start an actor where there is no memory for it."""
-
-
-class ClientActor(Worker):
-    """The worker as a Ray actor.
-
-    memory_cap: share of its GPU's memory that it may allocate, None for all of it.
-    """
-
-    def __init__(self, memory_cap: float | None = None) -> None:
-        super().__init__()
-        if memory_cap is not None:
-            torch.cuda.set_per_process_memory_fraction(memory_cap)
-
-    def pid(self) -> int:
-        """Process id of the actor, for diagnosis."""
-        return os.getpid()
 
 
 class Actors:
@@ -134,7 +116,7 @@ class Actors:
         if self.gpu_fraction > 0:
             memory_cap = self._config.memory_cap
             options |= gpu_options(self._config.deterministic)
-        return ray.remote(ClientActor).options(max_restarts=0, **options).remote(memory_cap)
+        return ray.remote(ClientActor).options(max_restarts=0, **options).remote(self._config.threads, memory_cap)
 
     def _await_start(self, answers: Sequence[Any]) -> None:
         deadline = monotonic() + self._config.startup_timeout_s

@@ -5,17 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedsir.clients.engine import Engine, engine_key
 from fedsir.clients.runtime import Client, ClientRuntime, RuntimeSetup, Work, set_threads
 from fedsir.clients.tasks import Broadcast, ClientResult, ClientTask
 from fedsir.errors import RunFailed
+from fedsir.loading import loading
 from fedsir.seeding import Stream, integer
+
+if TYPE_CHECKING:
+    from fedsir.clients.engine import Engine
 
 LESS_MEMORY = "Lower execution.actors, training.batch_size or data.image_size."
 """What may help where memory is short."""
@@ -115,6 +118,10 @@ class Worker:
     """Serves any client of several runs, told apart by `lane`; keeps caches only, so it can be replaced at any time."""
 
     def __init__(self) -> None:
+        # Lightning takes seconds to load: those whose clients are served by others do without it, and those who serve
+        # them have it before the first one.
+        with loading():
+            import fedsir.clients.engine  # noqa: F401
         self._engines: dict[tuple[Any, ...], Engine] = {}
         self._setups: dict[int, RuntimeSetup] = {}
         self._runtimes: dict[int, ClientRuntime] = {}
@@ -140,6 +147,8 @@ class Worker:
         if lane not in self._setups:
             raise RuntimeError("prepare() must come before any work")
         if lane not in self._runtimes:
+            from fedsir.clients.engine import Engine, engine_key
+
             setup = self._setups[lane]
             set_threads(setup.threads)
             key = engine_key(setup)

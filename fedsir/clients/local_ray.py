@@ -11,7 +11,7 @@ import stat
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -22,6 +22,7 @@ from ray._common.utils import get_default_system_temp_dir
 from ray._private import ray_constants
 from ray._private import utils as worker_utils
 from ray._private import worker as ray_worker
+from ray._private.node import Node
 
 from fedsir.clients.machine import machine_limits, ray_resources, visible_gpus
 from fedsir.config.training import ExecutionConfig
@@ -30,10 +31,6 @@ from fedsir.errors import BadInput, first_line
 
 LOOPBACK = "127.0.0.1"
 CONNECT_TIMEOUT_S = 5.0
-KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
-"""Tells glibc to keep what tensors give back: every step needs it again, and getting it from the system anew takes a
-tenth of the time of a large network's training. Read when a process starts; other systems ignore it."""
-
 NO_STATISTICS = {
     "RAY_enable_metrics_collection": "0",
     "RAY_event_stats": "0",
@@ -44,8 +41,15 @@ NO_STATISTICS = {
 """What Ray counts for its dashboard, which a local one is started without. Counting takes processor time from clients:
 where their rounds are short, more than a hundredth. Users who want it set the variables themselves."""
 
+UNUSED = ("start_api_server", "start_log_monitor", "start_monitor")
+"""By which Ray starts a server for its dashboard, a reader of logs and a scaler of clusters, also where it is told that
+there is no dashboard, nobody wants the logs and it has this machine alone. The first training step would wait for them
+for a tenth of its time, and they take memory as long as a run lasts."""
+
 TOKEN_VARIABLES = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}
 """Where users give Ray's token; otherwise it is in their home folder."""
+
+_STARTING = threading.Lock()
 
 VITAL = ("gcs_server", "raylet")
 """Processes of Ray that nothing works without."""
@@ -58,10 +62,23 @@ def start_ray(config: ExecutionConfig) -> None:
 
     Raises BadInput when the address cannot be joined.
     """
-    if ray.is_initialized():
-        return
-    # Of the actors: BLAS libraries and the C library read it when they load.
-    variables = {"OMP_NUM_THREADS": str(config.threads), **KEEP_MEMORY}
+    with _STARTING:
+        if not ray.is_initialized():
+            try:
+                _start_ray(config)
+            except BaseException:
+                # What has been started so far would stay, unknown to the next attempt.
+                ray.shutdown()
+                raise
+
+
+def stop_ray() -> None:
+    """Shut Ray down, after its start where another thread is at that: in the middle of it Ray cannot be stopped."""
+    with _STARTING:
+        ray.shutdown()
+
+
+def _start_ray(config: ExecutionConfig) -> None:
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     address = config.ray_address
     try:
@@ -70,15 +87,13 @@ def start_ray(config: ExecutionConfig) -> None:
                 resources = ray_resources(machine_limits(), visible_gpus())
                 _keep_token_private()
                 own: dict[str, Any] = {"_node_ip_address": LOOPBACK, "_temp_dir": _private_folder()}
-                # Inherited: what Ray calls an environment of a job is made by another process, whose start actors
-                # would wait for, and the workers that Ray starts in advance would not have it.
                 unasked = {name: value for name, value in NO_STATISTICS.items() if name not in os.environ}
-                with _loopback_only(), environment({**variables, **unasked}):
+                with _loopback_only(), _without(UNUSED), environment(unasked):
                     # `local`: a cluster that happens to run on this machine is not joined unasked.
                     ray.init("local", include_dashboard=False, **own, **resources, **quiet)
             else:
                 _check_answers(address)
-                ray.init(address, runtime_env={"env_vars": variables}, **quiet)
+                ray.init(address, **quiet)
     except (OSError, OverflowError, RuntimeError, ValueError) as error:
         reason = first_line(error)
         if address is None:
@@ -120,6 +135,8 @@ def _check_answers(address: str) -> None:
 @contextmanager
 def _signals_wait() -> Iterator[None]:
     """Hold Ctrl-C and SIGTERM back until Ray has started, and keep the caller's handlers.
+
+    For the main thread, the only one that signals interrupt; in another one Ray installs no handler.
 
     Interrupted in the middle of its start, Ray hangs, or goes on as if nothing had happened. It also installs a
     handler of its own for SIGTERM; what a termination means is not for a library to say.
@@ -185,6 +202,19 @@ def _private_folder() -> str | None:
         raise PermissionError(f"{folder} belongs to somebody else; set RAY_TMPDIR to a folder of your own")
     folder.chmod(0o700)
     return str(folder / "ray")
+
+
+@contextmanager
+def _without(methods: Sequence[str]) -> Iterator[None]:
+    """Let methods of Ray's node do nothing; those that a version of Ray does not have are passed over."""
+    kept = {name: vars(Node)[name] for name in methods if name in vars(Node)}
+    for name in kept:
+        setattr(Node, name, lambda *_, **__: None)
+    try:
+        yield
+    finally:
+        for name, method in kept.items():
+            setattr(Node, name, method)
 
 
 @contextmanager

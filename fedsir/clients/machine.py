@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
+from fedsir.environment import environment
 
 CGROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 SHARED_MEMORY = Path("/dev/shm")
+DEVICES = Path("/dev")
+GPU_FILES = ("nvidia*", "nvhost*", "kfd", "dxg")
+"""By which Linux gives programs NVIDIA's GPUs, those of its boards, AMD's, and those of Windows around it."""
+
+PCI = Path("/sys/bus/pci/devices")
+GPU_VENDORS = {"0x10de", "0x1002"}
+"""NVIDIA and AMD. Their device files may be made only when somebody asks for a GPU."""
+
+NVML_CHECK = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+"""Tells torch to count GPUs without starting CUDA, as Lightning does by its import."""
 
 STORE_SHARE = 0.3
 """Share of the memory that Ray gives to its object store."""
@@ -81,9 +92,23 @@ def machine_limits(
     return Limits(cpus, memory)
 
 
-def visible_gpus() -> int:
-    """GPUs that torch sees on this machine; `CUDA_VISIBLE_DEVICES` counts."""
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+def visible_gpus(devices: Path = DEVICES, pci: Path = PCI) -> int:
+    """GPUs that torch sees on this machine; `CUDA_VISIBLE_DEVICES` counts.
+
+    devices, pci: where Linux shows files and vendors of devices. Where neither tells of a GPU, torch is not asked: Ray
+    starts while it loads.
+    """
+    if sys.platform == "linux" and not _tells_of_a_gpu(devices, pci):
+        return 0
+    import torch
+
+    with environment(NVML_CHECK):
+        return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def _tells_of_a_gpu(devices: Path, pci: Path) -> bool:
+    files = any(any(devices.glob(name)) for name in GPU_FILES)
+    return files or any(_read(vendor) in GPU_VENDORS for vendor in pci.glob("*/vendor"))
 
 
 def ray_resources(limits: Limits, gpus: int, shared_memory: Path = SHARED_MEMORY) -> dict[str, Any]:

@@ -11,8 +11,8 @@ import ray
 import torch
 from ray.exceptions import GetTimeoutError, RayError
 
-from fedsir.clients.engine import gpu_options
 from fedsir.clients.executor import Worker, WorkItem
+from fedsir.clients.numerics import gpu_options
 from fedsir.clients.objective import CrossEntropy
 from fedsir.clients.placement import Layout, Placement
 from fedsir.clients.runtime import RuntimeSetup

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsir.config.method import MethodConfig
 from fedsir.errors import BadInput
+from fedsir.loading import loading
 from fedsir.methods.cost import CostOf
 
 if TYPE_CHECKING:
@@ -67,7 +68,8 @@ def method_names() -> list[str]:
 def find_method(name: str) -> MethodEntry:
     """The entry of a method. Raises BadInput for unknown names and for plugins that cannot be loaded."""
     if name in BUILT_IN:
-        entry = import_module(BUILT_IN[name]).METHOD
+        with loading():
+            entry = import_module(BUILT_IN[name]).METHOD
     else:
         plugins = {e.name: e for e in entry_points(group=GROUP)}
         if name not in plugins:

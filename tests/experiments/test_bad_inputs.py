@@ -1,4 +1,4 @@
-"""Bad inputs end with exit code 2 and a few lines, before Ray starts and with nothing recorded."""
+"""Bad inputs end with exit code 2 and a few lines, before anything needs Ray and with nothing recorded."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ MAX_LINES = 8
 @pytest.fixture(autouse=True)
 def _no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     def started(*_: object, **__: object) -> None:
-        pytest.fail("Ray was started for an input that is bad")
+        pytest.fail("workers were started for an input that is bad")
 
     monkeypatch.setattr("ray.init", started)
+    # Beside the look at the input.
+    monkeypatch.setattr("fedsir.clients.ray_ahead.start_ray", lambda _: None)
 
 
 @pytest.fixture

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 from ray._private import ray_constants, utils
+from ray._private import worker as ray_worker
+from ray._private.node import Node
 
 from fedsir.clients import local_ray
 from fedsir.config.training import ExecutionConfig
@@ -49,7 +51,9 @@ def ray_that(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]], 
             work()
             finished.append({"address": address, **settings})
 
-        monkeypatch.setattr(local_ray, "ray", SimpleNamespace(init=init, is_initialized=lambda: False))
+        monkeypatch.setattr(
+            local_ray, "ray", SimpleNamespace(init=init, is_initialized=lambda: False, shutdown=lambda: None)
+        )
         return finished
 
     return replace
@@ -84,17 +88,40 @@ def test_handlers_and_environment_come_back(ray_that: Any, monkeypatch: pytest.M
 def test_local_ray_is_its_own_and_has_no_dashboard(ray_that: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cluster that somebody runs on this machine is not joined unasked."""
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    variables = {"OMP_NUM_THREADS": "3", **local_ray.KEEP_MEMORY, **local_ray.NO_STATISTICS}
+    variables = local_ray.NO_STATISTICS
     inherited: dict[str, str | None] = {}
     finished = ray_that(lambda: inherited.update({name: os.environ.get(name) for name in variables}))
     before = {name: os.environ.get(name) for name in variables}
     local_ray.start_ray(ExecutionConfig(threads=3))
     assert finished[0]["address"] == "local"
     assert finished[0]["include_dashboard"] is False
-    # Workers inherit them; an environment of the job would make them wait for another process.
+    # An environment of the job would make workers wait for another process.
     assert inherited == variables
     assert "runtime_env" not in finished[0]
     assert {name: os.environ.get(name) for name in variables} == before
+
+
+def test_ray_starts_nothing_that_serves_nobody(ray_that: Any) -> None:
+    """And what is left out is there again for those who start Ray themselves."""
+    before = {name: getattr(Node, name) for name in local_ray.UNUSED}
+    during = {}
+
+    def look() -> None:
+        node = Node.__new__(Node)
+        during.update({name: getattr(node, name)(raise_on_failure=False) for name in local_ray.UNUSED})
+
+    ray_that(look)
+    local_ray.start_ray(ExecutionConfig())
+    assert during == dict.fromkeys(local_ray.UNUSED)
+    assert {name: getattr(Node, name) for name in local_ray.UNUSED} == before
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_a_local_ray_is_nothing_but_what_it_needs() -> None:
+    assert ray_worker._global_node is not None
+    started = {name for name, processes in ray_worker._global_node.all_processes.items() if processes}
+    # Without help of the kernel a reaper ends them with the program.
+    assert started - {"reaper"} == set(local_ray.VITAL)
 
 
 def test_statistics_that_the_user_wants_are_kept(ray_that: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +148,8 @@ def test_cluster_that_answers_is_joined(ray_that: Any) -> None:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         local_ray.start_ray(ExecutionConfig(ray_address=address, threads=3))
     assert finished[0]["address"] == address
-    assert finished[0]["runtime_env"] == {"env_vars": {"OMP_NUM_THREADS": "3", **local_ray.KEEP_MEMORY}}
+    # Workers would wait for another process that makes it.
+    assert "runtime_env" not in finished[0]
     assert "_node_ip_address" not in finished[0]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.compare import ALL_CLEAN, parse_seeds, variant
-from experiments.config import load_run_file, presets
+from experiments.config import load_execution, load_run_file, presets
 from fedsir.config.data import CohortData, KermanyData
 from fedsir.errors import BadInput
 
@@ -34,6 +36,32 @@ def test_preset_loads_once_its_missing_value_is_given(name: str) -> None:
     config = load_run_file(name, NEEDED[name])
     assert config.name == name
     assert config.method.name == "oct_fedsir"
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_where_a_run_executes_is_known_without_its_method(name: str) -> None:
+    given = [*NEEDED[name], "execution.threads=2", "training.participation=0.5", "method.name=fedavg"]
+    assert load_execution(name, given) == load_run_file(name, given).execution
+
+
+@pytest.mark.parametrize(
+    "wrong", ["method.name=fedavgg", "method.name=nothing/no_kd", "execution.thread=2", "data.kind=9", "seed=", "a"]
+)
+def test_what_else_is_wrong_is_said_in_the_same_words(wrong: str) -> None:
+    with pytest.raises(BadInput) as late:
+        load_run_file("demo", [wrong])
+    with pytest.raises(BadInput) as early:
+        load_execution("demo", [wrong])
+    assert str(early.value) == str(late.value)
+
+
+def test_where_a_run_executes_is_known_without_torch() -> None:
+    script = (
+        "import sys; from experiments.config import load_execution; "
+        "print(load_execution('demo', ['execution.threads=2']).threads, 'torch' in sys.modules)"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert ended.stdout.split() == ["2", "False"]
 
 
 # (K clients, K_c clean, backbone, label map) of the paper's three tasks.

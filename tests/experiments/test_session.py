@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -22,10 +25,14 @@ from fedsir.errors import BadInput
 def happened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What the session does, in order; the store cannot be opened."""
     found: list[str] = []
+    begun = {"actors": threading.Event(), "store": threading.Event()}
 
     class Pool:
         def __init__(self, _execution: Any, _clients: int, _demand: Any, meanwhile: Callable[[], None] | None) -> None:
             found.append("actors")
+            begun["actors"].set()
+            # Both go on at once.
+            assert begun["store"].wait(30)
             if meanwhile is not None:
                 meanwhile()
 
@@ -34,6 +41,9 @@ def happened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def opening(_: Any) -> None:
         found.append("store")
+        begun["store"].set()
+        if "condition" in found:
+            assert begun["actors"].wait(30)
         raise BadInput("the store is of a later version")
 
     build = module.build_condition
@@ -62,7 +72,8 @@ def test_images_are_looked_at_before_actors_start_and_the_store_is_opened_while_
         session.run(config, [])
     session.close()
     # The pool ends by itself what it has started.
-    assert happened == ["condition", "actors", "store"]
+    assert happened[0] == "condition"
+    assert sorted(happened[1:]) == ["actors", "store"]
 
 
 def test_without_actors_only_the_store_is_opened(happened: list[str], config: RunFile) -> None:
@@ -86,3 +97,18 @@ def test_what_is_imported_is_no_garbage_while_a_session_lasts(fedsir: Any, store
         session.run(config, [])
         assert gc.get_freeze_count() > 100_000
     assert gc.get_freeze_count() == 0
+
+
+IN_PROCESS = """
+import sys
+from experiments.commands import open_session
+from experiments.console import new_console
+from fedsir.config.training import ExecutionConfig
+with open_session(new_console(stderr=True), ExecutionConfig(actors="in-process")):
+    print("ray" in sys.modules)
+"""
+
+
+def test_a_session_without_actors_does_without_ray() -> None:
+    ended = subprocess.run([sys.executable, "-c", IN_PROCESS], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == "False"

@@ -48,7 +48,8 @@ def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Settings of every start of Ray, none of which happens."""
     found: list[dict[str, Any]] = []
-    fake = SimpleNamespace(init=lambda _, **settings: found.append(settings), is_initialized=lambda: False)
+    used = {"is_initialized": lambda: False, "shutdown": lambda: None}
+    fake = SimpleNamespace(init=lambda _, **settings: found.append(settings), **used)
     monkeypatch.setattr(local_ray, "ray", fake)
     return found
 

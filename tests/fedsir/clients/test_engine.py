@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from fedsir.clients.engine import CUBLAS_WORKSPACE, Engine, engine_key, set_gpu_numerics
+from fedsir.clients.engine import Engine, engine_key
 from fedsir.clients.executor import InProcessExecutor
 from fedsir.clients.memory_probe import Demand, ProbeActor
+from fedsir.clients.numerics import CUBLAS_WORKSPACE, set_gpu_numerics
 from fedsir.clients.pool import ActorPool
 from fedsir.config.training import ExecutionConfig
 

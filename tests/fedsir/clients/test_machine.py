@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from fedsir.clients import machine
 from fedsir.clients.machine import Limits, machine_limits, ray_resources
@@ -104,10 +106,32 @@ def test_ray_finds_the_rest_by_itself() -> None:
     assert ray_resources(unlimited, 3) == {"num_gpus": 3}
 
 
-def test_gpus_that_torch_cannot_use_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("file", ["nvidiactl", "nvhost-gpu", "kfd", "dxg"])
+def test_gpus_that_torch_cannot_use_do_not_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, file: str) -> None:
     """As with `CUDA_VISIBLE_DEVICES=""` or a CPU build of torch on a machine with GPUs."""
-    monkeypatch.setattr(machine.torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(machine.torch.cuda, "device_count", lambda: 4)
-    assert machine.visible_gpus() == 0
-    monkeypatch.setattr(machine.torch.cuda, "is_available", lambda: True)
-    assert machine.visible_gpus() == 4
+    (tmp_path / file).touch()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    assert machine.visible_gpus(tmp_path, tmp_path) == 0
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert machine.visible_gpus(tmp_path, tmp_path) == 4
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere torch is asked")
+@pytest.mark.parametrize(("vendor", "counted"), [("0x10de", 2), ("0x1002", 2), ("0x1af4", 0)])
+def test_gpus_whose_files_nobody_has_made_yet_count(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, vendor: str, counted: int
+) -> None:
+    """On servers without a display the first program that asks for a GPU has them made."""
+    (tmp_path / "0000:00:05.0").mkdir()
+    (tmp_path / "0000:00:05.0" / "vendor").write_text(f"{vendor}\n")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert machine.visible_gpus(tmp_path, tmp_path) == counted
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere torch is asked")
+def test_without_a_device_torch_is_not_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "null").touch()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: pytest.fail("torch was asked"))
+    assert machine.visible_gpus(tmp_path, tmp_path) == 0

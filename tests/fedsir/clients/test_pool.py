@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import resource
 import signal
@@ -21,7 +22,7 @@ import torch
 from fedsir.clients.actors import Actors
 from fedsir.clients.executor import WorkItem
 from fedsir.clients.feeding import MAX_ATTEMPTS, Feeder
-from fedsir.clients.local_ray import KEEP_MEMORY, start_ray
+from fedsir.clients.local_ray import start_ray
 from fedsir.clients.placement import Placement
 from fedsir.clients.pool import ActorPool
 from fedsir.clients.runtime import Client
@@ -105,6 +106,20 @@ class Who:
     def __call__(self, client: Client, broadcast: Broadcast) -> ClientResult[Any]:  # noqa: ARG002
         time.sleep(self.seconds)
         return ClientResult((os.getpid(), client.id))
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Reports the threads its actor's libraries were told of, and bytes of a large block that stay when it is freed."""
+
+    def __call__(self, client: Client, broadcast: Broadcast) -> ClientResult[Any]:  # noqa: ARG002
+        def resident() -> int:
+            return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+        block = torch.ones(24 << 20, dtype=torch.uint8)
+        before = resident()
+        del block
+        return ClientResult((os.environ["OMP_NUM_THREADS"], resident() - before + (24 << 20)))
 
 
 @dataclass(frozen=True)
@@ -416,16 +431,18 @@ def test_what_is_done_while_actors_start_ends_them_where_it_fails(monkeypatch: p
         ray.get(started[-1].pid.remote(), timeout=30)
 
 
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told")
 @pytest.mark.usefixtures("local_ray")
-def test_actors_have_the_variables_that_libraries_read_when_they_load() -> None:
-    actors = Actors(ExecutionConfig(actors=1), 4, None)
+def test_actors_have_the_threads_of_the_configuration_and_keep_memory(lab: Any) -> None:
+    pool = ActorPool(ExecutionConfig(actors=1, threads=3), 4)
     try:
-        (pid,) = actors.pids()
-        given = dict(v.split("=", 1) for v in Path(f"/proc/{pid}/environ").read_text().split("\0") if "=" in v)
+        lane = pool.lane()
+        lane.prepare(lab.setup(lab.config()))
+        ((threads, stayed),) = (outcome.result.update for outcome in lane.run([WorkItem(0, 0, Settings(), 1)], {}))
     finally:
-        actors.release()
-    expected = {"OMP_NUM_THREADS": "1", **KEEP_MEMORY}
-    assert {name: given.get(name) for name in expected} == expected
+        pool.close()
+    assert threads == "3"
+    assert stayed > 20 << 20
 
 
 @pytest.mark.parametrize(("deaths", "starts"), [(1, 2), (1000, 4)])
@@ -479,6 +496,8 @@ def test_an_address_without_ray_is_bad_input(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", refuse)
+    # The other tests need theirs.
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
     for address in ("127.0.0.1:1", "auto"):
         with pytest.raises(BadInput, match=rf"execution\.ray_address: .* {address}(.|\n)*ray start --head") as caught:
             start_ray(ExecutionConfig(ray_address=address))
