@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import secrets
@@ -51,6 +52,15 @@ TOKEN_VARIABLES = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}
 
 _STARTING = threading.Lock()
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""Whose handlers are the caller's, whatever Ray would like."""
+
+# `signal.signal` does the same, but in the main thread alone.
+_GET_HANDLER = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_int)(("PyOS_getsig", ctypes.pythonapi))
+_SET_HANDLER = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)(("PyOS_setsig", ctypes.pythonapi))
+
+HANDLER_LOOK_S = 0.02
+
 VITAL = ("gcs_server", "raylet")
 """Processes of Ray that nothing works without."""
 
@@ -88,12 +98,13 @@ def _start_ray(config: ExecutionConfig) -> None:
                 _keep_token_private()
                 own: dict[str, Any] = {"_node_ip_address": LOOPBACK, "_temp_dir": _private_folder()}
                 unasked = {name: value for name, value in NO_STATISTICS.items() if name not in os.environ}
-                with _loopback_only(), _without(UNUSED), environment(unasked):
+                with _loopback_only(), _without(UNUSED), environment(unasked), _handlers_of_the_system():
                     # `local`: a cluster that happens to run on this machine is not joined unasked.
                     ray.init("local", include_dashboard=False, **own, **resources, **quiet)
             else:
                 _check_answers(address)
-                ray.init(address, **quiet)
+                with _handlers_of_the_system():
+                    ray.init(address, **quiet)
     except (OSError, OverflowError, RuntimeError, ValueError) as error:
         reason = first_line(error)
         if address is None:
@@ -145,7 +156,7 @@ def _signals_wait() -> Iterator[None]:
         yield
         return
     came: list[int] = []
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in SIGNALS}
 
     def note(number: int, _: FrameType | None) -> None:
         came.append(number)
@@ -162,6 +173,35 @@ def _signals_wait() -> Iterator[None]:
             signal.signal(number, handler)
         if came:
             signal.raise_signal(came[0])
+
+
+@contextmanager
+def _handlers_of_the_system() -> Iterator[None]:
+    """Keep what the system calls for a signal, also where another thread than the main one starts Ray.
+
+    In the middle of its start Ray puts a handler of its own in front of Python's for SIGTERM: it reports a crash, and
+    aborts the process unless that ends within three seconds. So it is looked for all the time.
+    """
+    before = {number: _GET_HANDLER(number) for number in SIGNALS}
+    over = threading.Event()
+
+    def put_back() -> None:
+        for number, handler in before.items():
+            if _GET_HANDLER(number) != handler:
+                _SET_HANDLER(number, handler)
+
+    def watch() -> None:
+        while not over.wait(HANDLER_LOOK_S):
+            put_back()
+
+    watcher = threading.Thread(target=watch, name="signal handlers", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+        put_back()
 
 
 def _keep_token_private() -> None:

@@ -32,7 +32,7 @@ def ray_ahead(config: ExecutionConfig) -> Iterator[None]:
         # Not left to the end of the interpreter, where Ray may crash while actors still start.
         stop_ray()
 
-    # A daemon, so that the program can end although the start of Ray hangs, by a second Ctrl-C.
+    # A daemon: where Ray hangs it must not keep the interpreter as well.
     thread = Thread(target=keep_ray, name="start of Ray", daemon=True)
     try:
         thread.start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -47,7 +48,8 @@ def ray_that(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]], 
 
         def init(address: str, **settings: Any) -> None:
             # As Ray does.
-            utils.set_sigterm_handler(lambda *_: os._exit(99))
+            if threading.current_thread() is threading.main_thread():
+                utils.set_sigterm_handler(lambda *_: os._exit(99))
             work()
             finished.append({"address": address, **settings})
 
@@ -83,6 +85,28 @@ def test_handlers_and_environment_come_back(ray_that: Any, monkeypatch: pytest.M
     assert during == [("0", False)]
     assert (os.environ[VARIABLE], ray_constants.ENABLE_RAY_CLUSTER) == ("1", enabled)
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM), utils.set_sigterm_handler) == before
+
+
+@pytest.mark.usefixtures("handlers")
+def test_handlers_of_libraries_do_not_stay_where_another_thread_starts_ray(ray_that: Any) -> None:
+    """As that of Ray, which is set below Python, so that `signal.getsignal` knows nothing of it."""
+    before, seen = local_ray._GET_HANDLER(signal.SIGTERM), []
+
+    def work() -> None:
+        local_ray._SET_HANDLER(signal.SIGTERM, 0)
+        deadline = time.monotonic() + 30
+        while local_ray._GET_HANDLER(signal.SIGTERM) != before and time.monotonic() < deadline:
+            time.sleep(0.01)
+        seen.append(local_ray._GET_HANDLER(signal.SIGTERM))
+        # And once more at the very end.
+        local_ray._SET_HANDLER(signal.SIGTERM, 0)
+
+    ray_that(work)
+    thread = threading.Thread(target=local_ray.start_ray, args=(ExecutionConfig(),))
+    thread.start()
+    thread.join()
+    assert seen == [before]
+    assert local_ray._GET_HANDLER(signal.SIGTERM) == before
 
 
 def test_local_ray_is_its_own_and_has_no_dashboard(ray_that: Any, monkeypatch: pytest.MonkeyPatch) -> None:
