@@ -12,7 +12,7 @@ import stat
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -98,7 +98,7 @@ def _start_ray(config: ExecutionConfig) -> None:
                 _keep_token_private()
                 own: dict[str, Any] = {"_node_ip_address": LOOPBACK, "_temp_dir": _private_folder()}
                 unasked = {name: value for name, value in NO_STATISTICS.items() if name not in os.environ}
-                with _loopback_only(), _without(UNUSED), environment(unasked), _handlers_of_the_system():
+                with _loopback_only(), _nothing_unused(), environment(unasked), _handlers_of_the_system():
                     # `local`: a cluster that happens to run on this machine is not joined unasked.
                     ray.init("local", include_dashboard=False, **own, **resources, **quiet)
             else:
@@ -245,16 +245,23 @@ def _private_folder() -> str | None:
 
 
 @contextmanager
-def _without(methods: Sequence[str]) -> Iterator[None]:
-    """Let methods of Ray's node do nothing; those that a version of Ray does not have are passed over."""
-    kept = {name: vars(Node)[name] for name in methods if name in vars(Node)}
-    for name in kept:
-        setattr(Node, name, lambda *_, **__: None)
+def _nothing_unused() -> Iterator[None]:
+    """Let Ray start nothing of `UNUSED`, and its agent as in an installation without a dashboard.
+
+    What a version of Ray does not have is passed over.
+    """
+    no_dashboard = ImportError("no dashboard is wanted")
+    stand_ins: list[tuple[Any, str, Callable[..., object]]] = [(Node, name, lambda *_, **__: None) for name in UNUSED]
+    stand_ins.append((worker_utils, "get_dashboard_dependency_error", lambda: no_dashboard))
+    kept = [(owner, name, getattr(owner, name)) for owner, name, _ in stand_ins if hasattr(owner, name)]
+    for owner, name, stand_in in stand_ins:
+        if hasattr(owner, name):
+            setattr(owner, name, stand_in)
     try:
         yield
     finally:
-        for name, method in kept.items():
-            setattr(Node, name, method)
+        for owner, name, method in kept:
+            setattr(owner, name, method)
 
 
 @contextmanager

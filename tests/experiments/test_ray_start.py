@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -138,14 +140,18 @@ def test_ray_starts_nothing_that_serves_nobody(ray_that: Any) -> None:
     local_ray.start_ray(ExecutionConfig())
     assert during == dict.fromkeys(local_ray.UNUSED)
     assert {name: getattr(Node, name) for name in local_ray.UNUSED} == before
+    assert utils.get_dashboard_dependency_error() is None
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.usefixtures("local_ray")
 def test_a_local_ray_is_nothing_but_what_it_needs() -> None:
     assert ray_worker._global_node is not None
     started = {name for name, processes in ray_worker._global_node.all_processes.items() if processes}
     # Without help of the kernel a reaper ends them with the program.
     assert started - {"reaper"} == set(local_ray.VITAL)
+    (raylet,) = ray_worker._global_node.all_processes["raylet"]
+    assert "--minimal" in Path(f"/proc/{raylet.process.pid}/cmdline").read_text()
 
 
 def test_statistics_that_the_user_wants_are_kept(ray_that: Any, monkeypatch: pytest.MonkeyPatch) -> None:
