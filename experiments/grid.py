@@ -30,8 +30,9 @@ from typing import Any, NoReturn
 from pydantic import Field, ValidationError
 
 from experiments.compare import check_methods
-from experiments.config import RunFile, parse_yaml, presets, read_text
+from experiments.config import RunFile, presets
 from experiments.validation_errors import explain
+from experiments.yaml_files import parse_yaml, read_text
 from fedsir.config.base import NonNegativeInt, Section
 from fedsir.errors import BadInput
 from fedsir.files import is_file

@@ -23,8 +23,9 @@ from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import save_file
 
-from experiments.config import load_run_file, parse_yaml
+from experiments.config import load_run_file
 from experiments.grid import load_grid
+from experiments.yaml_files import parse_yaml
 from fedsir import checkpoint
 from fedsir.config.data import MedMnistData
 from fedsir.config.training import ModelConfig

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from experiments.config import load_run_file, parse_yaml
+from experiments.config import load_run_file
 from experiments.grid import load_grid
+from experiments.yaml_files import parse_yaml
 from fedsir.errors import BadInput
 
 BILLION = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
