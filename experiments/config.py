@@ -82,7 +82,7 @@ def load_execution(source: str, overrides: Sequence[str]) -> ExecutionConfig:
     """
     values = _filled(source, overrides)
     if "method" in values:
-        name = _method_name(values["method"])
+        name = (_label(values["method"]) or "").partition("/")[0]
         values["method"] = MethodConfig(name=name) if name in method_names() else _parse_method(values["method"])
     with _explaining(source):
         return RunFile.model_validate(values).execution
@@ -119,24 +119,24 @@ def _overridden(source: str, overrides: Sequence[str]) -> dict[str, Any]:
     return values
 
 
-def _method_name(value: object) -> str:
-    """The name in the section of the method, empty where there is none."""
-    name = value.get("name") if isinstance(value, Mapping) else value
-    return name.partition("/")[0] if isinstance(name, str) else ""
+def _label(value: object) -> str | None:
+    """What the section of the method calls it, `name` or `name/preset`; None where it does not."""
+    label = value.get("name") if isinstance(value, Mapping) else value
+    return label if isinstance(label, str) else None
 
 
 def _parse_method(value: object) -> MethodConfig:
-    name = value.get("name") if isinstance(value, Mapping) else value
-    if isinstance(name, str):
+    label = _label(value)
+    name, slash, preset = (label or "").partition("/")
+    if label is not None:
         # These say best what is wrong with a name.
-        name, slash, preset = name.partition("/")
         find_method(name)
         if slash:
             find_preset(name, preset)
     try:
         return parse_method_config(value)
     except ValidationError as error:
-        known = find_method(str(name)).config
+        known = find_method(name).config
         raise BadInput(f"the settings of method {name} are not valid.\n{explain(error, known, 'method.')}") from error
     except ValueError as error:
         raise BadInput(f"method = {value!r}: {error}.\nFor example: --set method.name=oct_fedsir.") from error
