@@ -147,7 +147,8 @@ def _check_answers(address: str) -> None:
 def _signals_wait() -> Iterator[None]:
     """Hold Ctrl-C and SIGTERM back until Ray has started, and keep the caller's handlers.
 
-    For the main thread, the only one that signals interrupt; in another one Ray installs no handler.
+    For the main thread, the only one that signals interrupt; in another one Ray installs no handler in Python. What it
+    installs below Python: `_handlers_of_the_system`.
 
     Interrupted in the middle of its start, Ray hangs, or goes on as if nothing had happened. It also installs a
     handler of its own for SIGTERM; what a termination means is not for a library to say.
@@ -187,8 +188,7 @@ def _handlers_of_the_system() -> Iterator[None]:
 
     def put_back() -> None:
         for number, handler in before.items():
-            if _GET_HANDLER(number) != handler:
-                _SET_HANDLER(number, handler)
+            _SET_HANDLER(number, handler)
 
     def watch() -> None:
         while not over.wait(HANDLER_LOOK_S):
@@ -253,10 +253,10 @@ def _nothing_unused() -> Iterator[None]:
     no_dashboard = ImportError("no dashboard is wanted")
     stand_ins: list[tuple[Any, str, Callable[..., object]]] = [(Node, name, lambda *_, **__: None) for name in UNUSED]
     stand_ins.append((worker_utils, "get_dashboard_dependency_error", lambda: no_dashboard))
-    kept = [(owner, name, getattr(owner, name)) for owner, name, _ in stand_ins if hasattr(owner, name)]
+    stand_ins = [(owner, name, stand_in) for owner, name, stand_in in stand_ins if hasattr(owner, name)]
+    kept = [(owner, name, getattr(owner, name)) for owner, name, _ in stand_ins]
     for owner, name, stand_in in stand_ins:
-        if hasattr(owner, name):
-            setattr(owner, name, stand_in)
+        setattr(owner, name, stand_in)
     try:
         yield
     finally:
