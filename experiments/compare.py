@@ -88,7 +88,7 @@ def variant(
 
 def _family(given: MethodConfig, other: type[MethodConfig]) -> dict[str, Any]:
     """Settings written for one method that hold for another one of its family."""
-    # With torch, which commands without such a method do without.
+    # With torch, beside whose loading Ray starts: not when this module is imported.
     from fedsir.methods.spectral_settings import SpectralConfig
     from fedsir.methods.stage_one import IdentifyingConfig
 

@@ -15,10 +15,6 @@ if TYPE_CHECKING:
     from fedsir.clients.tasks import Broadcast
 
 
-THREAD_VARIABLE = "OMP_NUM_THREADS"
-"""What torch and the libraries for linear algebra read when they load: how many threads they start."""
-
-
 class ClientActor:
     """A worker (see `executor`) in a process of its own.
 
@@ -27,8 +23,9 @@ class ClientActor:
 
     def __init__(self, threads: int, memory_cap: float | None = None) -> None:
         """threads: of each library. memory_cap: share of its GPU's memory that it may allocate, None for all of it."""
-        # Here rather than in an environment of the job: Ray has that made by another process, which actors wait for.
-        os.environ[THREAD_VARIABLE] = str(threads)
+        # What torch and the libraries for linear algebra read when they load. Here rather than in an environment of the
+        # job: Ray has that made by another process, which actors wait for.
+        os.environ["OMP_NUM_THREADS"] = str(threads)
         keep_memory()
         with loading():
             import torch
